@@ -1,0 +1,1 @@
+"""What is measured: the training task, and our own speed."""

@@ -1,0 +1,1 @@
+"""The record: one DuckDB file a laboratory, and what is computed from it."""

@@ -1,0 +1,1 @@
+"""Numbered migrations of the record, applied in order by `traces.store`."""
