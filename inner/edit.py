@@ -204,7 +204,7 @@ def _literal(name: str, value: Value, as_list: bool) -> str:
 def _allowed(name: str, value: Value, space: Mapping[str, Constant], file: str) -> Value:
     constant = space.get(name)
     if constant is None:
-        raise EditError(f"{name!r:.80} is not in the space of {file}: propose one of {', '.join(space) or 'no constants'}")
+        raise EditError(f"{name!r:.80} is not in the space of {file}: propose one of {', '.join(space) or 'none'}")
     if not constant.allows(value):
         wanted = (
             f"one of {', '.join(map(repr, constant.choices))}"
