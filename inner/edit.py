@@ -196,7 +196,8 @@ def _literal(name: str, value: Value, as_list: bool) -> str:
     if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
         raise EditError(f"{name} = {value!r} is not finite: propose a finite number")
     try:
-        return repr(list(parts) if as_list and isinstance(value, tuple) else value)
+        text = repr(list(parts) if as_list and isinstance(value, tuple) else value)
+        return f'"{text[1:-1]}"' if isinstance(value, str) and '"' not in text else text  # the quotes of most surfaces
     except ValueError:  # an int with more digits than Python prints
         raise EditError(f"{name} is a whole number too long to write: propose a smaller one") from None
 
