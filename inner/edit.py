@@ -192,9 +192,9 @@ def _read(node: ast.expr) -> Value | None:
 def _literal(name: str, value: Value, as_list: bool) -> str:
     parts = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(part, int | float | str) for part in parts):
-        raise EditError(f"{name} = {value!r} is not a literal: propose a number, a string or a tuple of numbers")
+        raise EditError(f"{name} = {value!r:.80} is not a literal: propose a number, a string or a tuple of numbers")
     if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
-        raise EditError(f"{name} = {value!r} is not finite: propose a finite number")
+        raise EditError(f"{name} = {value!r:.80} is not finite: propose a finite number")
     try:
         text = repr(list(parts) if as_list and isinstance(value, tuple) else value)
         return f'"{text[1:-1]}"' if isinstance(value, str) and '"' not in text else text  # the quotes of most surfaces
@@ -206,13 +206,17 @@ def _allowed(name: str, value: Value, space: Mapping[str, Constant], file: str) 
     constant = space.get(name)
     if constant is None:
         raise EditError(f"{name!r:.80} is not in the space of {file}: propose one of {', '.join(space) or 'none'}")
-    if not constant.allows(value):
+    try:
+        allowed, shown = constant.allows(value), f"{value!r:.80}"
+    except (ValueError, OverflowError):  # an int with more digits than Python prints or compares with a float
+        allowed, shown = False, "a number too long to write"
+    if not allowed:
         wanted = (
             f"one of {', '.join(map(repr, constant.choices))}"
             if constant.kind == "choice"
             else f"{'a whole number' if constant.kind == 'int' else 'a number'} from {constant.low} to {constant.high}"
         )
-        raise EditError(f"{name} = {value!r} is not allowed in {file}: propose {wanted}")
+        raise EditError(f"{name} = {shown} is not allowed in {file}: propose {wanted}")
     return float(value) if constant.kind == "float" and isinstance(value, int) else value
 
 

@@ -16,7 +16,7 @@ from inner.sandbox import Tier
 from inner.sandbox import tier as best_tier
 from inner.task import Task
 from inner.trial import Job, Outcome, Prune, Worker, run_trial
-from traces.errors import MachineError, Stopped
+from traces.errors import MachineError, Stopped, TrialError
 
 
 class Executor(Protocol):
@@ -65,8 +65,11 @@ class LocalExecutor:
             if self._stop.is_set():
                 raise Stopped("stopped")
         try:
-            worker = self._take()
-            return run_trial(job, worker, prune)
+            try:
+                return run_trial(job, self._take(), prune)
+            except TrialError:
+                # A fault of the machine is not a result: once more, with another worker.
+                return run_trial(job, self._take(), prune)
         finally:
             self._free.release()
 

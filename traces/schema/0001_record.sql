@@ -152,6 +152,8 @@ CREATE TABLE meta_iteration (
     detectable  DOUBLE,                 -- smallest effect that this many pairs could have seen
     calls_differing INTEGER,            -- decisions that the incumbent would have made otherwise
     calls_compared  INTEGER,
+    next_run    VARCHAR,                -- the state that the next meta-iteration starts from
+    next_at     INTEGER,
     created     TIMESTAMP,
     finished    TIMESTAMP,
     PRIMARY KEY (study, index)
