@@ -60,7 +60,7 @@ def apply_constants(surface: str, constants: Mapping[str, Value], name: str = "t
     starts = [0, *(len(surface[: m.end()].encode()) for m in _NEWLINE.finditer(surface))] if constants else []
     for constant, value in constants.items():
         if constant not in found:
-            raise EditError(f"{constant} is not a constant of {name}: assign it a literal, once, at module level")
+            raise EditError(f"{constant!r:.80} is not a constant of {name}: assign it a literal, once, at module level")
         node, old = found[constant]
         as_list = isinstance(node, ast.List)
         text = _literal(constant, value, as_list)
