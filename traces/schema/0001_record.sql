@@ -25,7 +25,7 @@ CREATE TABLE study (
 CREATE TABLE run (
     id          VARCHAR PRIMARY KEY,
     study       VARCHAR NOT NULL,
-    kind        VARCHAR NOT NULL,       -- search, calibrate, confirm
+    kind        VARCHAR NOT NULL,       -- search, calibrate, confirm; strategies: a repository without experiments
     arm         VARCHAR,                -- level1, incumbent, candidate, ...
     strategy    VARCHAR,                -- strategy.hash; NULL for measurements
     forked_from VARCHAR,                -- run whose first `forked_at` experiments are this run's beginning
@@ -34,6 +34,8 @@ CREATE TABLE run (
     experiments INTEGER NOT NULL,       -- how many it is to have, the inherited ones counted in
     status      VARCHAR NOT NULL,       -- running, done, stopped, failed
     task        VARCHAR NOT NULL,       -- task name
+    metric      VARCHAR NOT NULL DEFAULT 'val_bpb',
+    direction   VARCHAR NOT NULL DEFAULT 'minimize',  -- of the metric: minimize, maximize
     metric_source VARCHAR NOT NULL,     -- scorer; stdout or json are self-reported
     model       VARCHAR,
     model_is_stand_in BOOLEAN,
@@ -75,7 +77,8 @@ CREATE TABLE experiment (
     device       VARCHAR,
     proposed     TIMESTAMP,
     started      TIMESTAMP,
-    finished     TIMESTAMP,
+    finished     TIMESTAMP,             -- of the trial
+    decided      TIMESTAMP,
     PRIMARY KEY (run, index)
 );
 
@@ -150,6 +153,7 @@ CREATE TABLE meta_iteration (
     confidence  DOUBLE,
     pairs       INTEGER,
     detectable  DOUBLE,                 -- smallest effect that this many pairs could have seen
+    idle        JSON,                   -- functions of the candidate's own that never ran
     calls_differing INTEGER,            -- decisions that the incumbent would have made otherwise
     calls_compared  INTEGER,
     next_run    VARCHAR,                -- the state that the next meta-iteration starts from
@@ -166,8 +170,8 @@ CREATE TABLE pair (
     seed        BIGINT NOT NULL,
     incumbent_run   VARCHAR NOT NULL,
     candidate_run   VARCHAR NOT NULL,
-    incumbent_score DOUBLE,             -- best of the run, measured again on fresh seeds
-    candidate_score DOUBLE,
+    incumbent_scores JSON,              -- best of the run, measured again: one score a fresh seed
+    candidate_scores JSON,
     difference  DOUBLE,                 -- positive: candidate better
     PRIMARY KEY (study, meta_iteration, index)
 );

@@ -1,0 +1,156 @@
+"""A plausible study to read, and other processes to meet."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traces.store import Store
+
+CONSTANTS = {"DEPTH": 4, "MATRIX_LR": 0.04, "WEIGHT_DECAY": 0.2, "TOTAL_BATCH_SIZE": 65536, "WINDOW_PATTERN": "SSSL"}
+BEGUN = datetime(2026, 3, 1, 9)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    return tmp_path / "lab"
+
+
+@pytest.fixture
+def store(lab: Path) -> Iterator[Store]:
+    with Store.open(lab) as opened:
+        yield opened
+
+
+def put_history(store: Store, run: str, history: list[tuple[str, list[tuple[str, str, Any]]]], **columns: Any) -> None:
+    """Experiments from index 0 on, each a status and its (constant, direction, after)."""
+    for index, (status, moves) in enumerate(history):
+        store.put(
+            "experiment",
+            run=run,
+            index=index,
+            step="decided",
+            status=status,
+            moves=[{"constant": c, "direction": d, "before": None, "after": a} for c, d, a in moves],
+            change={"constants": {c: a for c, _, a in moves}, "blocks": [], "text": None},
+            **columns,
+        )
+
+
+def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int = 3, metas: int = 3) -> None:
+    """A study as `evolve` leaves it: a calibration, a search, and meta-iterations whose pairs go on from its end."""
+    rng = random.Random(seed)
+    noise = 0.004
+    store.put(
+        "study", id=study, command="evolve", task="benchmarks/gpt/mini.toml", config={}, seed=seed, status="done",
+        tier="bubblewrap", noise=noise, noise_n=5, created=BEGUN,
+    )  # fmt: skip
+
+    def open_run(run: str, kind: str, arm: str | None, experiments: int, **columns: Any) -> None:
+        store.put(
+            "run", id=run, study=study, kind=kind, arm=arm, seed=rng.randrange(1000), experiments=experiments,
+            status="done", task="mini", metric_source="scorer", tier="bubblewrap", created=BEGUN, **columns,
+        )  # fmt: skip
+
+    def experiment(run: str, index: int, score: float | None, status: str, **columns: Any) -> None:
+        name = rng.choice([*CONSTANTS][1:4])
+        up = rng.random() < 0.5
+        after = CONSTANTS[name] * (2 if up else 0.5)  # type: ignore[operator]
+        moves = [{"constant": name, "direction": "up" if up else "down", "before": CONSTANTS[name], "after": after}]
+        store.put(
+            "experiment", run=run, index=index, step="decided", status=status, score=score, seed=seed,
+            hypothesis=None if index == 0 else f"{name} is too {'small' if up else 'large'}",
+            significant=None if status != "keep" else rng.random() < 0.5, parent=None if index == 0 else 0,
+            moves=[] if index == 0 else moves, change={"constants": {} if index == 0 else {name: after}},
+            constants=CONSTANTS, commit=f"{rng.getrandbits(160):040x}", peak_memory=rng.randrange(2**29, 2**31),
+            train_seconds=5.0, finished=BEGUN + timedelta(minutes=index), **columns,
+        )  # fmt: skip
+        points = [
+            {"run": run, "experiment": index, "step": k * 10, "progress": k / 20, "loss": 5.5 / (1 + k / 20) + 1}
+            for k in range(21)
+        ]
+        if score is not None:
+            store.put_many("curve", points)
+
+    def search(run: str, first: int, last: int, best: float, luck: float) -> float:
+        for index in range(first, last):
+            score = best + rng.gauss(0.012 - luck, 0.014)
+            failed = rng.random() < 0.12
+            if failed:
+                experiment(run, index, None, rng.choice(["crash", "timeout", "invalid", "refused"]))
+            elif score < best:
+                best = score
+                experiment(run, index, score, "keep")
+            else:
+                experiment(run, index, score, "discard")
+        return best
+
+    open_run(f"{study}/noise", "calibrate", None, 5)
+    for index in range(5):
+        experiment(f"{study}/noise", index, 1.85 + rng.gauss(0, noise), "baseline")
+    level1 = f"{study}/level1"
+    open_run(level1, "search", "level1", 12)
+    experiment(level1, 0, 1.85, "baseline")
+    best = search(level1, 1, 12, 1.85, 0.0)
+    for meta in range(metas):
+        decision = ["reject", "adopt", "indecisive", "inert"][meta % 4]
+        gains = []
+        for pair in range(pairs):
+            runs = {arm: f"{study}/m{meta}p{pair}-{arm}" for arm in ("incumbent", "candidate")}
+            ends = {}
+            for arm, run in runs.items():
+                open_run(run, "search", arm, 20, forked_from=level1, forked_at=12)
+                for row in store.rows("SELECT * FROM experiment WHERE run = ? ORDER BY index", level1):
+                    store.put("experiment", **(row | {"run": run, "inherited": True}))
+                ends[arm] = search(run, 12, 20, best, 0.008 if arm == "candidate" and decision == "adopt" else 0.0)
+            gains.append(ends["incumbent"] - ends["candidate"])
+            store.put(
+                "pair", study=study, meta_iteration=meta, index=pair, seed=pair, incumbent_run=runs["incumbent"],
+                candidate_run=runs["candidate"], incumbent_score=ends["incumbent"], candidate_score=ends["candidate"],
+                difference=gains[-1],
+            )  # fmt: skip
+        mean = sum(gains) / len(gains)
+        known = {} if decision == "inert" else {"gain": mean, "low": mean - 0.008, "high": mean + 0.008}
+        store.put(
+            "meta_iteration", study=study, index=meta, step="decided", decision=decision,
+            mechanism=["tabu", "opposite direction", "bandit over constants"][meta % 3],
+            confidence=0.9, pairs=pairs, detectable=0.01, created=BEGUN, **known,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def history() -> Callable[..., None]:
+    return put_history
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    fill_study(store)
+    return store
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `python -c source arguments...`, with pipes; whatever still lives at the end is killed."""
+    started = []
+
+    def start(source: str, *arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)]
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
