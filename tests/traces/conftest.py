@@ -114,8 +114,8 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             gains.append(ends["incumbent"] - ends["candidate"])
             store.put(
                 "pair", study=study, meta_iteration=meta, index=pair, seed=pair, incumbent_run=runs["incumbent"],
-                candidate_run=runs["candidate"], incumbent_score=ends["incumbent"], candidate_score=ends["candidate"],
-                difference=gains[-1],
+                candidate_run=runs["candidate"], incumbent_scores=[ends["incumbent"]],
+                candidate_scores=[ends["candidate"]], difference=gains[-1],
             )  # fmt: skip
         mean = sum(gains) / len(gains)
         known = {} if decision == "inert" else {"gain": mean, "low": mean - 0.008, "high": mean + 0.008}
