@@ -229,7 +229,7 @@ class _InnerLoop:
                 columns["significant"] = gain > 2 * self.history.noise
         if columns["status"] in ("baseline", "keep"):
             self.workspace.keep(row["commit"])
-        self.store.put("experiment", run=self.plan.run, index=index, step="decided", **columns)
+        self.store.put("experiment", run=self.plan.run, index=index, step="decided", decided=now(), **columns)
 
     def _propose(self, index: int) -> None:
         """Writes what the strategy proposes: a surface that is about to run, or one that is refused."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,6 +82,23 @@ class Bench:
 def now() -> datetime:
     """The time in UTC, as the record keeps it."""
     return datetime.now(UTC).replace(tzinfo=None)
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A seed of its own for a part of a study: the same for the same names, below 2^31."""
+    words = ":".join(str(name) for name in (seed, *names))
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") >> 1
+
+
+def put_strategy(store: Store, source: str, origin: str, mechanisms: Sequence[str], commit: str | None = None) -> str:
+    """Writes a strategy once, and gives its hash, which is that of its source."""
+    hash = store.text(source)
+    if not store.rows("SELECT hash FROM strategy WHERE hash = ?", hash):
+        row = {"hash": hash, "source": hash, "origin": origin, "mechanisms": list(mechanisms), "created": now()}
+        store.put("strategy", **row)
+    if commit is not None:
+        store.put("strategy", hash=hash, commit=commit)
+    return hash
 
 
 def row_of(store: Store | Reader, run: str, index: int) -> dict[str, Any] | None:
