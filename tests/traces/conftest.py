@@ -60,25 +60,29 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             status="done", task="mini", metric_source="scorer", tier="bubblewrap", created=BEGUN, **columns,
         )  # fmt: skip
 
-    def experiment(run: str, index: int, score: float | None, status: str, **columns: Any) -> None:
+    experiments: dict[str, list[dict[str, Any]]] = {}
+    curves: list[dict[str, Any]] = []
+
+    def experiment(run: str, index: int, score: float | None, status: str) -> None:
         name = rng.choice([*CONSTANTS][1:4])
         up = rng.random() < 0.5
         after = CONSTANTS[name] * (2 if up else 0.5)  # type: ignore[operator]
         moves = [{"constant": name, "direction": "up" if up else "down", "before": CONSTANTS[name], "after": after}]
-        store.put(
-            "experiment", run=run, index=index, step="decided", status=status, score=score, seed=seed,
-            hypothesis=None if index == 0 else f"{name} is too {'small' if up else 'large'}",
-            significant=None if status != "keep" else rng.random() < 0.5, parent=None if index == 0 else 0,
-            moves=[] if index == 0 else moves, change={"constants": {} if index == 0 else {name: after}},
-            constants=CONSTANTS, commit=f"{rng.getrandbits(160):040x}", peak_memory=rng.randrange(2**29, 2**31),
-            train_seconds=5.0, finished=BEGUN + timedelta(minutes=index), **columns,
-        )  # fmt: skip
-        points = [
-            {"run": run, "experiment": index, "step": k * 10, "progress": k / 20, "loss": 5.5 / (1 + k / 20) + 1}
-            for k in range(21)
-        ]
+        proposed = status != "baseline"
+        experiments.setdefault(run, []).append({
+            "run": run, "index": index, "inherited": False, "step": "decided", "status": status, "score": score,
+            "hypothesis": f"{name} is too {'small' if up else 'large'}" if proposed else None, "seed": seed,
+            "significant": rng.random() < 0.5 if status == "keep" else None, "parent": 0 if proposed else None,
+            "moves": moves if proposed else [], "change": {"constants": {name: after} if proposed else {}},
+            "constants": CONSTANTS, "commit": f"{rng.getrandbits(160):040x}", "peak_memory": rng.randrange(2**31),
+            "train_seconds": 5.0, "finished": BEGUN + timedelta(minutes=index),
+        })  # fmt: skip
         if score is not None:
-            store.put_many("curve", points)
+            end, steps = 1.8 * score, range(21)
+            curves.extend(
+                {"run": run, "experiment": index, "step": 10 * k, "progress": k / 20, "loss": end + 3 / (1 + k)}
+                for k in steps
+            )
 
     def search(run: str, first: int, last: int, best: float, luck: float) -> float:
         for index in range(first, last):
@@ -108,8 +112,7 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             ends = {}
             for arm, run in runs.items():
                 open_run(run, "search", arm, 20, forked_from=level1, forked_at=12)
-                for row in store.rows("SELECT * FROM experiment WHERE run = ? ORDER BY index", level1):
-                    store.put("experiment", **(row | {"run": run, "inherited": True}))
+                experiments[run] = [row | {"run": run, "inherited": True} for row in experiments[level1]]
                 ends[arm] = search(run, 12, 20, best, 0.008 if arm == "candidate" and decision == "adopt" else 0.0)
             gains.append(ends["incumbent"] - ends["candidate"])
             store.put(
@@ -124,6 +127,8 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             mechanism=["tabu", "opposite direction", "bandit over constants"][meta % 3],
             confidence=0.9, pairs=pairs, detectable=0.01, created=BEGUN, **known,
         )  # fmt: skip
+    store.put_many("experiment", [row for rows in experiments.values() for row in rows])
+    store.put_many("curve", curves)
 
 
 @pytest.fixture
