@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -90,6 +91,9 @@ class Confined:
         return seconds, resident
 
 
+# The kernel ties "dies with its parent" to the thread that started the child, so one thread that lives as long as this
+# process starts them all.
+_SPAWNER = ThreadPoolExecutor(1, "spawn")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -136,7 +140,8 @@ def spawn(
     else:
         scratch = Path(tempfile.mkdtemp(prefix="bilevel-"))
         environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
-    process = subprocess.Popen(
+    process = _SPAWNER.submit(
+        subprocess.Popen,
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -145,7 +150,7 @@ def spawn(
         cwd=scratch,
         env=environment,
         start_new_session=True,
-    )
+    ).result()
     # Set from outside: nothing then runs between fork and exec, which is unsafe where threads are.
     resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
     return Confined(process, scratch)
