@@ -53,6 +53,11 @@ class Host:
 
     A call that fails, or breaks the contract, raises `StrategyError` with one line; the next call starts the module
     afresh and shows it the experiments again.
+
+    Attributes:
+        started: the loading of the module, as a call.
+        prunes: whether the strategy has `prune`.
+        observes: whether it has `observe`.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class Host:
         self._channel, self._buffer, self._sent = ours, b"", []  # type: tuple[socket.socket, bytes, list[Experiment]]
         call = self._exchange({"step": "start", "source": self._source, "task": to_json(self._task)}, None)
         self.prunes, self.observes = call.answer["prunes"] is True, call.answer["observes"] is True
+        self.started: Call[None] = Call(None, call.functions, call.seconds)
 
     def _restart(self) -> None:
         self.close()

@@ -120,6 +120,8 @@ class _InnerLoop:
         seed = f"{plan.seed}"
         self.host = Host(plan.strategy, view, seed, bench.executor.tier)
         self.shadow = Host(plan.shadow, view, seed, bench.executor.tier) if plan.shadow is not None else None
+        started = self.host.started
+        self._put_call("start", plan.forked_at, functions=started.functions, seconds=started.seconds)
         for experiment in self.history:
             self._observe(experiment, record=False)
 

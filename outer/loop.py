@@ -1,8 +1,8 @@
 """The outer loop as a LangGraph graph: digest, research, check, trial, compare, and again.
 
-The graph knows nothing of what it improves. It is written over a `Subject`: level 2 is this graph over search strategies
-(`outer.search`), level 3 is this graph over the researcher that writes them. The state holds counters only; a subject
-records each step before it returns, and a step that finds its work recorded passes on.
+The graph knows nothing of what it improves. It is written over a `Subject`: level 2 is this graph over search
+strategies (`outer.search`), level 3 is this graph over the researcher that writes them. The state holds counters only;
+a subject records each step before it returns, and a step that finds its work recorded passes on.
 """
 
 from __future__ import annotations

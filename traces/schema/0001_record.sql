@@ -121,7 +121,7 @@ CREATE TABLE strategy (
 CREATE TABLE strategy_call (
     run        VARCHAR NOT NULL,
     experiment INTEGER NOT NULL,
-    step       VARCHAR NOT NULL,        -- propose, accept, observe, prune
+    step       VARCHAR NOT NULL,        -- start, propose, accept, observe, prune
     strategy   VARCHAR NOT NULL,
     functions  JSON,                    -- qualified names of the module's functions that ran
     seconds    DOUBLE,
