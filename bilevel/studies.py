@@ -114,6 +114,16 @@ def planned_trainings(choices: Choices) -> int:
     return count + choices.meta_iterations * choices.pairs * 2 * (choices.trial_experiments + choices.fresh_seeds)
 
 
+def _done(store: Store, study: str) -> int:
+    """How many experiments of a study are decided already."""
+    rows = store.rows(
+        "SELECT count(*) AS done FROM experiment JOIN run ON run.id = experiment.run "
+        "WHERE study = ? AND step = 'decided' AND NOT inherited",
+        study,
+    )
+    return int(rows[0]["done"])
+
+
 def _task(choices: Choices) -> Task:
     if shutil.which("git") is None:
         raise MachineError("git was not found: install it (Debian: apt install git); every experiment is a commit")
@@ -168,7 +178,9 @@ def _carry_on(store: Store, lab: Path, study: str, task: Task, choices: Choices,
                     "task": task.name,
                     "slots": executor.slots,
                     "tier": executor.tier,
+                    "direction": task.metric.direction,
                     "trainings": planned_trainings(choices),
+                    "done": _done(store, study),
                     "model": model.name,
                     "stand_in": model.stand_in,
                 },
@@ -292,6 +304,11 @@ class _Study:
 
     def _draw(self) -> None:
         """The pictures of the study, beside the database."""
-        folder = self.bench.folder / "charts"
-        for name, chart in charts.of_study(self.bench.store, self.study).items():
-            self.report("picture", {"path": str(charts.save(chart, folder / f"{self.study}-{name}.png"))})
+        store, folder = self.bench.store, self.bench.folder / "charts"
+        drawn = {"running-best": charts.running_best(store, self.study)}
+        if self.choices.meta_iterations:
+            drawn["gains"] = charts.gains(store, self.study)
+        for name, chart in drawn.items():
+            path = folder / f"{self.study}-{name}.png"
+            charts.save(chart, path)
+            self.report("picture", {"path": str(path)})
