@@ -66,7 +66,7 @@ class Scorer:
     """Scores one split of a corpus, always on the same tokens in the same blocks."""
 
     def __init__(self, corpus: Corpus, split: str, scoring: Scoring, context: int) -> None:
-        """Takes the first `scoring.tokens` tokens of the split.
+        """Takes rows that lie evenly over the split, so that no few documents decide; `scoring.tokens` tokens in all.
 
         Raises:
             CorpusError: the split is too small for that.
@@ -78,9 +78,10 @@ class Scorer:
                 "use a larger corpus or lower scoring.tokens"
             )
         shape = (-1, scoring.rows, context)
-        used = np.array(stream[: scoring.tokens + 1], dtype=np.int32)
-        self.inputs: Tokens = used[:-1].reshape(shape)
-        self.targets: Tokens = used[1:].reshape(shape)
+        starts = np.linspace(0, len(stream) - context - 1, scoring.tokens // context).astype(int)
+        used = np.stack([stream[start : start + context + 1] for start in starts]).astype(np.int32)
+        self.inputs: Tokens = used[:, :-1].reshape(shape)
+        self.targets: Tokens = used[:, 1:].reshape(shape)
         self.bytes = corpus.token_bytes[self.targets].astype(np.int64)
         self.shape = (scoring.rows, context, corpus.vocab_size)
         self.tolerance = scoring.tolerance
