@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from traces.stats import detectable, paired
 from traces.store import Store
 
 CONSTANTS = {"DEPTH": 4, "MATRIX_LR": 0.04, "WEIGHT_DECAY": 0.2, "TOTAL_BATCH_SIZE": 65536, "WINDOW_PATTERN": "SSSL"}
@@ -45,7 +47,7 @@ def put_history(store: Store, run: str, history: list[tuple[str, list[tuple[str,
         )
 
 
-def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int = 3, metas: int = 3) -> None:
+def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int = 3, metas: int = 4) -> None:
     """A study as `evolve` leaves it: a calibration, a search, and meta-iterations whose pairs go on from its end."""
     rng = random.Random(seed)
     noise = 0.004
@@ -105,7 +107,6 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
     experiment(level1, 0, 1.85, "baseline")
     best = search(level1, 1, 12, 1.85, 0.0)
     for meta in range(metas):
-        decision = ["reject", "adopt", "indecisive", "inert"][meta % 4]
         gains = []
         for pair in range(pairs):
             runs = {arm: f"{study}/m{meta}p{pair}-{arm}" for arm in ("incumbent", "candidate")}
@@ -113,19 +114,23 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             for arm, run in runs.items():
                 open_run(run, "search", arm, 20, forked_from=level1, forked_at=12)
                 experiments[run] = [row | {"run": run, "inherited": True} for row in experiments[level1]]
-                ends[arm] = search(run, 12, 20, best, 0.008 if arm == "candidate" and decision == "adopt" else 0.0)
+                ends[arm] = search(run, 12, 20, best, [-0.006, 0.015, 0.0, 0.0][meta] * (arm == "candidate"))
             gains.append(ends["incumbent"] - ends["candidate"])
             store.put(
                 "pair", study=study, meta_iteration=meta, index=pair, seed=pair, incumbent_run=runs["incumbent"],
                 candidate_run=runs["candidate"], incumbent_scores=[ends["incumbent"]],
                 candidate_scores=[ends["candidate"]], difference=gains[-1],
             )  # fmt: skip
-        mean = sum(gains) / len(gains)
-        known = {} if decision == "inert" else {"gain": mean, "low": mean - 0.008, "high": mean + 0.008}
+        interval = paired(gains, 0.9)
+        known: dict[str, Any] = {"decision": "inert"}
+        if meta < 3:
+            decision = "adopt" if interval.low > 0 else "reject" if interval.high < 0 else "indecisive"
+            known = {"decision": decision, "gain": interval.mean, "low": interval.low, "high": interval.high}
+            known["detectable"] = detectable(statistics.stdev(gains), pairs, 0.9)
         store.put(
-            "meta_iteration", study=study, index=meta, step="decided", decision=decision,
-            mechanism=["tabu", "opposite direction", "bandit over constants"][meta % 3],
-            confidence=0.9, pairs=pairs, detectable=0.01, created=BEGUN, **known,
+            "meta_iteration", study=study, index=meta, step="decided", confidence=0.9, pairs=pairs,
+            mechanism=["tabu", "opposite direction", "bandit over constants", "annealed acceptance"][meta],
+            created=BEGUN, **known,
         )  # fmt: skip
     store.put_many("experiment", [row for rows in experiments.values() for row in rows])
     store.put_many("curve", curves)
