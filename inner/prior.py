@@ -1,7 +1,7 @@
 """The built-in stand-in for a language model: it needs no key and no network.
 
-It behaves like the model in the published logs, because a search that stagnates in the way theirs did is what the levels
-above are there to mend. Its results are a stand-in's, and are called so wherever they are shown.
+It behaves like the model in the published logs, because a search that stagnates in the way theirs did is what the
+levels above are there to mend. Its results are a stand-in's, and are called so wherever they are shown.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Habits:
         first: weights of the first proposal, by constant and direction, when no proposal is in sight.
         second: the constant of the next one.
         second_chance: how often it is that one.
-        turn: chance that a step goes against the step before it of the same constant, kept or not.
+        turn: chance that a step goes against the first one of the same constant in sight, whatever became of that.
         memory: how many of the experiments it is shown the stand-in remembers; all if `None`.
     """
 
@@ -179,13 +179,16 @@ class _Trail:
             if known:
                 return rng.choices(list(known), list(known.values()))[0]
         else:
-            last, drawn = self.order[-1], rng.random()
-            if len(self.order) == 1 and self.habits.second in names and self.habits.second != last:
-                if drawn < self.habits.second_chance:
-                    return self.habits.second, None
-            elif len(self.order) > 1 and last in names and drawn < self.habits.of(last).repeat:
-                return last, None
-            names = [name for name in names if name != last] or names
+            last, second, drawn = self.order[-1], self.habits.second, rng.random()
+            spared = {last}
+            if len(self.order) > 1:
+                if last in names and drawn < self.habits.of(last).repeat:
+                    return last, None
+            elif second != last:
+                if second in names and drawn < self.habits.second_chance:
+                    return second, None
+                spared.add(second)
+            names = [name for name in names if name not in spared] or names
         return rng.choices(names, [self._weight(name) for name in names])[0], None
 
     def _weight(self, name: str) -> float:
@@ -200,9 +203,9 @@ class _Trail:
             return "set"
         if len(values) < 2:
             return "up" if rng.random() < self.habits.of(name).up else "down"
-        before = direction_of(self.space[name], values[-2], values[-1])
+        first = direction_of(self.space[name], values[0], values[1])
         turned = rng.random() < self.habits.turn
-        return "up" if (before == "up") != turned else "down"
+        return "up" if (first == "up") != turned else "down"
 
     def _onwards(self, name: str, way: Direction, rng: random.Random) -> Value | None:
         step = self.habits.of(name).step

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import PIPE
 
 # GitPython otherwise refuses to be imported where there is no git, before anyone could say so in a line.
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 from git.cmd import Git
-from git.exc import GitCommandError, GitCommandNotFound
+from git.exc import GitCommandNotFound
 
 from inner.edit import diff
 from traces.errors import LabError, MachineError
@@ -103,13 +103,10 @@ class Workspace:
         """
         if not (folder / ".git").is_dir():
             raise LabError(f"{folder} is not the workspace of a run: it has no repository")
-        try:
-            name = _run(_git(folder.absolute()), "config", "--get", "bilevel.surface")
-        except MachineError as error:
-            if isinstance(error.__cause__, GitCommandError):
-                raise LabError(f"{folder} is a git repository, but not the workspace of a run") from None
-            raise
-        return cls(folder, name.decode().rstrip("\n"))
+        name = _run(_git(folder.absolute()), "config", "--default", "", "--get", "bilevel.surface").decode()[:-1]
+        if not name:
+            raise LabError(f"{folder} is a git repository, but not the workspace of a run")
+        return cls(folder, name)
 
     def commit(self, index: int, parent: str, surface: str, message: str, when: datetime) -> str:
         """Commits an experiment, kept or not, without touching the branch or the work tree.
@@ -273,22 +270,18 @@ def _git(folder: Path) -> Git:
 
 
 def _run(git: Git, command: str, *arguments: str, stdin: bytes = b"") -> bytes:
-    method = getattr(git, command.replace("-", "_"))
     try:
-        with tempfile.TemporaryFile() as file:
-            file.write(stdin)
-            file.seek(0)
-            output: bytes = method(*arguments, istream=file, stdout_as_string=False, strip_newline_in_stdout=False)
-            return output
+        process = getattr(git, command.replace("-", "_"))(*arguments, istream=PIPE, as_process=True)
+        output, said = process.communicate(stdin)
     except GitCommandNotFound:
         raise MachineError("git is not installed: install it (apt install git, brew install git)") from None
-    except GitCommandError as error:
-        said = str(error.stderr).strip().removeprefix("stderr: ").strip("'\n ").splitlines()
-        fatal = [line for line in said if line.startswith(("fatal: ", "error: "))]
-        why = next(iter(fatal + said), f"exit status {error.status}")
-        raise MachineError(f"git {command} failed in {git.working_dir}: {why}") from error
     except OSError as error:
         raise MachineError(f"git {command} could not run in {git.working_dir}: {error}") from error
+    if process.returncode:
+        lines = said.decode(errors="replace").splitlines() or [f"exit status {process.returncode}"]
+        why = next((line for line in lines if line.startswith(("fatal: ", "error: "))), lines[-1])
+        raise MachineError(f"git {command} failed in {git.working_dir}: {why}")
+    return bytes(output)
 
 
 @contextmanager
