@@ -41,21 +41,33 @@ class Constant:
     power_of_two: bool = False
 
     def clip(self, value: float) -> Value:
-        """The nearest value that this constant may take."""
-        if self.kind == "choice":
-            raise ValueError(f"{self.name} is a choice: it has no nearest value")
+        """The nearest value that this constant may take: inside the bounds, a float to four digits if they are enough.
+
+        Raises:
+            ValueError: for a choice, and for NaN.
+        """
+        if self.kind == "choice" or math.isnan(value):
+            raise ValueError(f"{self.name}: {value} has no nearest value of kind {self.kind}")
         assert self.low is not None and self.high is not None
         value = min(max(value, self.low), self.high)
         if self.kind == "float":
-            return float(f"{value:.4g}")
-        if self.power_of_two and value > 0:
-            return int(2 ** round(math.log2(value)))
-        return round(value)
+            short = float(f"{value:.4g}")
+            if abs(short - value) > (self.high - self.low) / 100:
+                short = value
+            # Rounding may cross a bound that has more digits.
+            return float(min(max(short, self.low), self.high))
+        low, high = math.ceil(self.low), math.floor(self.high)
+        if self.power_of_two and value > 0.5:
+            power = round(math.log2(value))
+            fitting = [2**p for p in (power, power - 1, power + 1) if p >= 0 and low <= 2**p <= high]
+            return fitting[0] if fitting else min(max(round(value), low), high)
+        return min(max(round(value), low), high)
 
     def step(self, value: Value, direction: Direction, size: float = 1.0) -> Value:
         """A value one step up or down: a factor of 2 to the power `size` (log), `size` quarters of the range (linear).
 
-        The result equals `value` at the end of the range.
+        A whole number moves by at least 1, a power of two to the next one at least. The result equals `value` at the
+        end of the range.
 
         Raises:
             ValueError: for a choice, which has no direction.
@@ -63,18 +75,25 @@ class Constant:
         if self.kind == "choice" or not isinstance(value, int | float):
             raise ValueError(f"{self.name} is a choice: it has no direction")
         assert self.low is not None and self.high is not None
-        sign = {"up": 1.0, "down": -1.0, "set": 0.0}[direction]
+        if direction == "set":
+            return self.clip(value)
+        up = direction == "up"
         if self.scale == "linear":
-            return self.clip(value + sign * size * (self.high - self.low) / 4)
-        floor = self.low if self.low > 0 else self.high / 1000
-        moved = max(float(value), floor) * 2.0 ** (sign * size)
-        return self.clip(0.0 if self.low == 0 and moved < floor else moved)
+            moved = value + (1 if up else -1) * size * (self.high - self.low) / 4
+        else:
+            floor = self.low if self.low > 0 else self.high / 1000
+            moved = max(float(value), floor) * 2.0 ** (size if up else -size)
+            moved = 0.0 if self.low == 0 and moved < floor else moved
+        if self.kind == "int":
+            next_up, next_down = (value * 2, value / 2) if self.power_of_two and value > 0 else (value + 1, value - 1)
+            moved = max(moved, next_up) if up else min(moved, next_down)
+        return self.clip(moved)
 
     def allows(self, value: Value) -> bool:
         """Whether `value` is of the right kind and inside the bounds."""
         if self.kind == "choice":
             return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if self.kind == "int" and not isinstance(value, int):
             return False
