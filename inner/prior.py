@@ -48,14 +48,14 @@ class Habit:
 class Habits:
     """The habits of the stand-in: the figures of the published logs, and our assumptions where the logs are silent.
 
-    `share` is over all proposals of the twelve runs (n = about 360), `first` over their 24 beginnings with an empty
-    history. The rest is counted in groups A and D, the ones whose every proposal is published (n = 180, 12 beginnings):
-    `repeat` from the second proposal on (n = 73 for WEIGHT_DECAY, 42 WINDOW_PATTERN, 31 EMBEDDING_LR, 8
-    TOTAL_BATCH_SIZE), `up` at a constant's first step (n = 8, 6 for EMBEDDING_LR, 11 for TOTAL_BATCH_SIZE),
-    `second_chance` (n = 12) and `turn` (n = 58, of which 3 turned).
+    From the twelve runs of "Bilevel Autoresearch" (arXiv 2603.23420, run 2): `share`, of about 360 proposals, and
+    `first`, of 24 beginnings with an empty history. From its groups A and D, with 180 proposals and 12 beginnings:
+    `repeat`, from the second proposal on (n = 73 for WEIGHT_DECAY, 42 WINDOW_PATTERN, 31 EMBEDDING_LR, 8
+    TOTAL_BATCH_SIZE); `up`, where a direction is known (n = 8 for WEIGHT_DECAY, 6 EMBEDDING_LR, 11 TOTAL_BATCH_SIZE);
+    `second_chance` (n = 12); `turn` (3 of n = 59).
 
-    Assumed: every `step`, since the logs give no values; `repeat` and `up` of constants with fewer than 6 cases, taken
-    as the mean over all (0.74) and as open (0.5).
+    Assumed: every `step`, since the logs give no values; where there are fewer than 6 cases, the `repeat` of all
+    constants together (0.74) and an open `up` (0.5).
 
     Attributes:
         table: by name of the constant.
@@ -258,11 +258,11 @@ class _Trail:
         values = self.values[name]
         way = direction_of(self.space[name], values[-1] if values else self.at[name], value)
         verb = {"up": "Raise", "down": "Lower", "set": "Set"}[way]
+        more = ""
         if len(values) > 1 and way != "set":
-            same = way == direction_of(self.space[name], values[-2], values[-1])
-            verb = f"{verb} further" if same else f"{verb} again"
-        reason = _REASONS.get((name, way), "this has room for improvement")
-        return f"{verb}: {name} = {value!r}; {reason}."
+            more = " further" if way == direction_of(self.space[name], values[-2], values[-1]) else " again"
+        reason = _REASONS.get((name, way), "this may have room for improvement")
+        return f"{verb} {name}{more} to {value!r}: {reason}."
 
 
 # What a model would say for it. Nothing reads these but people.
@@ -284,7 +284,7 @@ def _parent(request: Request, history: History) -> Experiment | None:
 
 
 def _opposite(way: Direction) -> Direction:
-    return {"up": "down", "down": "up", "set": "set"}[way]  # type: ignore[return-value]
+    return "down" if way == "up" else "up" if way == "down" else "set"
 
 
 def _near(one: Value, other: Value) -> bool:
