@@ -19,6 +19,9 @@ MODULES = frozenset(
 LARGEST = 100_000
 """Characters of a strategy's source: a long one is twenty thousand."""
 
+DEEPEST = 80
+"""Levels of its syntax tree: the deepest of CPython's own modules has 33."""
+
 _REFUSED = frozenset("breakpoint compile delattr eval exec globals input locals open print setattr vars".split())
 _METHODS = {"__init__": 2, "propose": 2, "accept": 2, "observe": 1, "prune": 2}
 _OPTIONAL = frozenset({"observe", "prune"})
@@ -33,8 +36,12 @@ def parses(source: str) -> str | None:
     except SyntaxError as error:
         return f"line {error.lineno}: {error.msg}"
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        return f"it cannot be read: {error}"
-    return None
+        return f"it cannot be read: {type(error).__name__}: {error}"
+    # Whatever walks the tree later may do so by recursion.
+    level: list[ast.AST] = [ast.parse(source)]
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return f"it is nested deeper than {DEEPEST} levels: take it apart" if level else None
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -45,7 +52,9 @@ def imports(tree: ast.Module) -> Iterator[str]:
             for alias in node.names:
                 if alias.name not in MODULES:
                     yield f"line {node.lineno}: imports {alias.name}: {_instead()}"
-                modules[alias.asname or alias.name.partition(".")[0]] = alias.name
+                modules[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             if module not in MODULES:

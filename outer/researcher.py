@@ -14,7 +14,7 @@ from typing import Protocol
 from outer.catalogue import CATALOGUE, Mechanism, compose, conflict
 from outer.digest import Diagnosis
 
-WEIGHTS: dict[str, float] = {"indecisive": 0.5, "inert": 0.25, "reject": 0.1, "invalid": 0.1}
+WEIGHTS: dict[str, float] = {"indecisive": 0.3, "inert": 0.2, "reject": 0.1, "invalid": 0.1}
 """What an earlier trial of a mechanism leaves of its merit. Nothing is ruled out for good: the search has moved on."""
 
 
