@@ -7,7 +7,7 @@ no tokenizer can flatter the figure). The token that begins a document stands fo
 A number is a score only if it means what it says, so the scorer also asks things that a sound model cannot fail:
 
 - *finite*: every logit is a finite number; normalising is done here.
-- *causal*: with the rest of a block replaced by other text, the log-probabilities before the cut stay the same.
+- *causal*: with the rest of every row replaced by other text, the log-probabilities before the cut stay the same.
 - *stateless*: a block that was sent before gives the same log-probabilities again.
 
 The two probes are sent among the blocks that count, at places that only the scorer knows.
@@ -69,7 +69,7 @@ class Scorer:
         """Takes rows that lie evenly over the split, so that no few documents decide; `scoring.tokens` tokens in all.
 
         Raises:
-            CorpusError: the split is too small for that.
+            CorpusError: the split is too small for that, or holds no text.
         """
         stream = corpus.tokens(split)
         if len(stream) < scoring.tokens + 1:
@@ -83,8 +83,11 @@ class Scorer:
         self.inputs: Tokens = used[:, :-1].reshape(shape)
         self.targets: Tokens = used[:, 1:].reshape(shape)
         self.bytes = corpus.token_bytes[self.targets].astype(np.int64)
+        if not self.bytes.any():
+            raise CorpusError(f"{split} of {corpus.folder} holds no text: use another corpus")
         self.shape = (scoring.rows, context, corpus.vocab_size)
         self.tolerance = scoring.tolerance
+        self._stream = stream
 
     def score(self, exchange: Exchange) -> Score:
         """Asks for the logits of every block and of the probes.
@@ -93,30 +96,33 @@ class Scorer:
             exchange: gives the logits (rows, context, vocabulary) of a block (rows, context). The array may be reused
                 for the next answer.
         """
-        count = len(self.inputs)
+        count, (rows, context, _) = len(self.inputs), self.shape
         causal_block, stateless_block = (secrets.randbelow(count) for _ in range(2))
         # Each probe comes after its block, so that there is something to compare with.
         causal_after = causal_block + secrets.randbelow(count - causal_block)
-        cut = 1 + secrets.randbelow(self.shape[1] - 1)
-        nats, spoiled = 0.0, 0
+        # Every row is cut elsewhere: what looks ahead at some places only has as many chances to be seen.
+        cuts = [1 + secrets.randbelow(context - 1) for _ in range(rows)]
+        nats = 0.0
         kept: dict[str, Logits] = {}
         causal = math.nan
         for index, (block, targets) in enumerate(zip(self.inputs, self.targets, strict=True)):
             logits = exchange(block)
-            block_nats, block_spoiled = self._losses(logits, targets, self.bytes[index] > 0)
-            nats += block_nats
-            spoiled += block_spoiled
-            if spoiled:
-                return Score(math.nan, 0, (Probe("finite", spoiled, 0),))
+            if index in (causal_block, stateless_block):
+                # Before they are judged: the candidate can write to the array that it answered in.
+                logits = logits.copy()
+            nats += self._losses(logits, targets, self.bytes[index] > 0)
+            if not math.isfinite(nats):
+                return Score(math.nan, 0, (Probe("finite", 1, 0),))
             if index == causal_block:
-                kept["causal"] = logits[:, :cut].copy()
+                kept["causal"] = logits
             if index == stateless_block:
-                kept["stateless"] = logits.copy()
+                kept["stateless"] = logits
             if index == causal_after:
-                other = self._other_text(block=self.inputs[causal_block], cut=cut)
-                causal = _largest_difference(kept.pop("causal"), exchange(other)[:, :cut])
+                before, after = kept.pop("causal"), exchange(self._other_text(self.inputs[causal_block], cuts))
+                pairs = zip(before, after, cuts, strict=True)
+                causal = max(_difference(one[:cut], other[:cut]) for one, other, cut in pairs)
         again = exchange(self.inputs[stateless_block])
-        stateless = _largest_difference(kept["stateless"], again)
+        stateless = max(map(_difference, kept["stateless"], again))
         probes = (
             Probe("finite", 0, 0),
             Probe("causal", causal, self.tolerance),
@@ -124,47 +130,43 @@ class Scorer:
         )
         return Score(nats / math.log(2) / int(self.bytes.sum()), self.targets.size, probes)
 
-    def _losses(self, logits: Logits, targets: Tokens, counted: npt.NDArray[np.bool_]) -> tuple[float, int]:
-        """Sum of the losses of the counted tokens, in nats, and how many chunks of logits were not all finite."""
+    def _losses(self, logits: Logits, targets: Tokens, counted: npt.NDArray[np.bool_]) -> float:
+        """Sum of the losses of the counted tokens, in nats; NaN if any logit, or any loss, is not finite."""
         flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
         weights = counted.reshape(-1)
-        nats, spoiled = 0.0, 0
+        nats = 0.0
         step = max(1, _CHUNK // flat.shape[-1])
         for begin in range(0, len(flat), step):
-            # A copy: the candidate can write to the array that it answered in while we read it.
+            # A copy, for the same reason.
             chunk = flat[begin : begin + step].copy()
             highest = chunk.max(axis=-1)
             if not (np.isfinite(highest).all() and np.isfinite(chunk.min())):
-                spoiled += 1
-                continue
-            wanted_logits = chunk[np.arange(len(chunk)), wanted[begin : begin + step]] - highest
-            np.subtract(chunk, highest[:, None], out=chunk)
+                return math.nan
+            with np.errstate(over="ignore"):
+                wanted_logits = chunk[np.arange(len(chunk)), wanted[begin : begin + step]] - highest
+                np.subtract(chunk, highest[:, None], out=chunk)
             np.exp(chunk, out=chunk)
             losses = np.log(chunk.sum(axis=-1, dtype=np.float32)) - wanted_logits
+            if not np.isfinite(losses).all():
+                return math.nan
             nats += float(np.dot(losses.astype(np.float64), weights[begin : begin + step]))
-        return nats, spoiled
+        return nats
 
-    def _other_text(self, block: Tokens, cut: int) -> Tokens:
-        """The block with everything from `cut` on replaced by other text of the split."""
+    def _other_text(self, block: Tokens, cuts: list[int]) -> Tokens:
+        """The block with everything from each row's cut on replaced by other text of the split."""
         other = block.copy()
-        rows, context = block.shape
-        everything = self.inputs.reshape(-1)
-        for row in range(rows):
-            start = secrets.randbelow(everything.size - context)
-            other[row, cut:] = everything[start + cut : start + context]
+        context = block.shape[1]
+        for row, cut in enumerate(cuts):
+            start = secrets.randbelow(len(self._stream) - context + 1)
+            other[row, cut:] = self._stream[start + cut : start + context]
         return other
 
 
-def _largest_difference(first: Logits, second: Logits) -> float:
-    """Largest difference of log-probabilities, in nats, between two arrays of logits; NaN if any is not finite."""
-    worst = 0.0
-    for one, other in zip(first, second, strict=True):
-        worst = max(worst, float(np.abs(_log_softmax(one) - _log_softmax(other)).max()), key=_nan_is_worst)
-    return worst
-
-
-def _nan_is_worst(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _difference(first: Logits, second: Logits) -> float:
+    """Largest difference of log-probabilities, in nats, between two arrays of logits; infinite if one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        worst = float(np.abs(_log_softmax(first) - _log_softmax(second)).max())
+    return math.inf if math.isnan(worst) else worst
 
 
 def _log_softmax(logits: Logits) -> Logits:
