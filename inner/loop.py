@@ -201,7 +201,8 @@ class _InnerLoop:
             self.history = dataclasses.replace(self.history, experiments=(*self.history.experiments, experiment))
             self._observe(experiment, record=True)
             self.store.publish()
-            self.bench.report("decided", {"best": self.history.best.score, **decided})
+            scores = {"baseline": self.history.baseline.score, "best": self.history.best.score}
+            self.bench.report("decided", scores | decided)
         return {"index": index + 1}
 
     def next_step(self, state: _State) -> str:
@@ -250,7 +251,10 @@ class _InnerLoop:
                 return
             parent = self.history[proposal.parent]
         try:
-            surface = edit.apply(self._surface(parent), proposal.change, self.bench.task.constants, self.name)
+            before = self._surface(parent)
+            surface = edit.apply(before, proposal.change, self.bench.task.constants, self.name)
+            if surface == before:
+                raise EditError("the proposal changes nothing: name a constant, a block or a text")
         except EditError as error:
             self._refuse(index, parent, proposal, str(error))
             return

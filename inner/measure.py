@@ -78,7 +78,8 @@ def measure(bench: Bench, run: str, kind: str, samples: Sequence[Sample], sealed
             row = row_of(bench.store, run, index)
             assert row is not None
         if row["step"] == "measured":
-            row |= {"step": "decided", "status": row["status"] or "baseline", "decided": now()}
+            scored = "baseline" if sample.surface == bench.task.surface else "keep"
+            row |= {"step": "decided", "status": row["status"] or scored, "decided": now()}
             bench.store.put("experiment", **row)
             bench.report("measured", {"run": run, "kind": kind, "index": index, "label": sample.label, **row})
         return row

@@ -17,7 +17,10 @@ ATTEMPTS = 3
 
 
 class Subject(Protocol):
-    """What is improved. Every method is idempotent for the same numbers."""
+    """What is improved.
+
+    Every method is idempotent for the same numbers: `index` of the turn, from 1, and `attempt` in it, from 0.
+    """
 
     def digest(self, index: int) -> None:
         """Reads the record, and diagnoses where the search is stuck."""
@@ -81,7 +84,7 @@ def run_outer(subject: Subject, thread: str, iterations: int, checkpoints: BaseC
         return {"index": state["index"] + 1, "attempt": 0}
 
     def after_turn(state: _State) -> str:
-        return "digest" if state["index"] < iterations else END
+        return "digest" if state["index"] <= iterations else END
 
     graph = StateGraph(_State)
     for node in (digest, research, check, trial, compare, refuse):
@@ -97,6 +100,6 @@ def run_outer(subject: Subject, thread: str, iterations: int, checkpoints: BaseC
     config: Any = {"configurable": {"thread_id": thread}, "recursion_limit": 12 * iterations + 10}
     begun = compiled.get_state(config)
     if not begun.values and iterations > 0:
-        compiled.invoke({"index": 0, "attempt": 0}, config, durability="sync")
+        compiled.invoke({"index": 1, "attempt": 0}, config, durability="sync")
     elif begun.next:
         compiled.invoke(None, config, durability="sync")

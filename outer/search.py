@@ -104,7 +104,7 @@ class StrategySearch:
         feedback = tuple(line for earlier in row["checks"] or [] for line in earlier["feedback"])
         rng = random.Random(f"{self.trials.seed}:research:{index}:{attempt}")
         draft = self.researcher.research(diagnose(digest), self._attempts(index), rng, feedback)
-        number = 1 + index * ATTEMPTS + attempt
+        number = 1 + (index - 1) * ATTEMPTS + attempt
         commit = self.workspace.commit(
             number, self._commit_of(incumbent), draft.source, f"{draft.name}: {draft.rationale}", row["created"]
         )
@@ -122,8 +122,8 @@ class StrategySearch:
             found = check(source, incumbent, view, self._histories(row), self.bench.executor.tier)
             checks.append(dataclasses.asdict(found) | {"feedback": found.feedback})
             self._put(index, step="checked", checks=checks)
-            findings = [dataclasses.asdict(finding) for finding in found.findings]
-            self.report("checked", {"index": index, "ok": found.ok, "findings": findings})
+            said = found.feedback or [f"{f.name}: {f.detail}" if f.detail else f.name for f in found.findings]
+            self.report("checked", {"index": index, "ok": found.ok, "findings": list(said)})
         return _check_of(checks[attempt]).ok
 
     def trial(self, index: int) -> None:
@@ -188,7 +188,7 @@ class StrategySearch:
 
     def frozen(self, iterations: int) -> str:
         """The run whose state the search has reached after so many meta-iterations."""
-        return self._state(iterations)[1]
+        return self._state(iterations + 1)[1]
 
     # What the steps are made of.
 
@@ -206,7 +206,7 @@ class StrategySearch:
 
     def _state(self, index: int) -> tuple[str, str, int]:
         """What a meta-iteration begins with: the incumbent's hash, the frozen run, and how many experiments it has."""
-        if index == 0:
+        if index == 1:
             rows = self.store.rows("SELECT experiments FROM run WHERE id = ?", self.first_run)
             return self.seed_strategy, self.first_run, int(rows[0]["experiments"])
         row = self._need(index - 1)
@@ -235,7 +235,7 @@ class StrategySearch:
 
     def _plan(self, index: int, row: dict[str, Any], pair: int, arm: str) -> Plan:
         return Plan(
-            run=f"{self.study}.m{index + 1}.p{pair + 1}.{arm}",
+            run=f"{self.study}.m{index}.p{pair + 1}.{arm}",
             arm=arm,
             seed=derive_seed(self.trials.seed, index, pair),
             experiments=row["frozen_at"] + self.trials.experiments,
@@ -261,7 +261,7 @@ class StrategySearch:
             wanted[plan.run] = [(best, seed) for seed in seeds]
             for seed in seeds:
                 samples.setdefault((best, seed), Sample(f"best of {plan.run}", self.store.get_text(best), seed))
-        rows = measure(self.bench, f"{self.study}.m{index + 1}.confirm", "confirm", list(samples.values()))
+        rows = measure(self.bench, f"{self.study}.m{index}.confirm", "confirm", list(samples.values()))
         scores = {key: row["score"] for key, row in zip(samples, rows, strict=True)}
         return {run: tuple(scores[key] for key in keys if scores[key] is not None) for run, keys in wanted.items()}
 

@@ -125,7 +125,7 @@ def gains(reader: Reader, study: str) -> alt.TopLevelMixin:
     if not rows:
         return _nothing(f"No meta-iteration of study {study} is decided yet")
     for row in rows:
-        row["label"] = f"{row['index'] + 1} · {row['mechanism']}"
+        row["label"] = f"{row['index']} · {row['mechanism']}"
         row["end"] = row["detectable"] and -row["detectable"]
     metric, confidence = rows[0]["metric"], rows[0]["confidence"]
     ends = [abs(row[name]) for row in rows for name in ("gain", "low", "high") if row[name] is not None]

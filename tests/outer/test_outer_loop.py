@@ -52,7 +52,7 @@ def checkpoints(tmp_path):
 def test_a_turn_takes_its_steps_in_order(checkpoints):
     subject = Diary()
     run_outer(subject, "thread", 2, checkpoints)
-    assert subject.pages == turn(0) + turn(1)
+    assert subject.pages == turn(1) + turn(2)
 
 
 def test_no_turns_do_nothing(checkpoints):
@@ -64,27 +64,27 @@ def test_no_turns_do_nothing(checkpoints):
 def test_a_candidate_that_fails_its_check_is_mended_at_most_three_times(checkpoints):
     subject = Diary(failing=ATTEMPTS)
     run_outer(subject, "thread", 1, checkpoints)
-    tries = [page for attempt in range(ATTEMPTS) for page in (("research", 0, attempt), ("check", 0, attempt))]
-    assert subject.pages == [("digest", 0), *tries, ("refuse", 0)]
+    tries = [page for attempt in range(ATTEMPTS) for page in (("research", 1, attempt), ("check", 1, attempt))]
+    assert subject.pages == [("digest", 1), *tries, ("refuse", 1)]
 
 
 def test_a_mended_candidate_is_tried(checkpoints):
     subject = Diary(failing=ATTEMPTS - 1)
     run_outer(subject, "thread", 1, checkpoints)
-    assert subject.pages[-2:] == [("trial", 0), ("compare", 0)]
+    assert subject.pages[-2:] == [("trial", 1), ("compare", 1)]
 
 
-@pytest.mark.parametrize("stop_at", turn(0) + turn(1), ids=lambda page: "-".join(map(str, page)))
+@pytest.mark.parametrize("stop_at", turn(1) + turn(2), ids=lambda page: "-".join(map(str, page)))
 def test_a_stop_costs_only_the_step_that_it_fell_into(checkpoints, stop_at):
     subject = Diary(stop_at=stop_at)
     with pytest.raises(Stopped):
         run_outer(subject, "thread", 2, checkpoints)
     run_outer(subject, "thread", 2, checkpoints)
-    assert subject.pages == turn(0) + turn(1)
+    assert subject.pages == turn(1) + turn(2)
 
 
 def test_a_finished_loop_stays_finished(checkpoints):
     subject = Diary()
     run_outer(subject, "thread", 1, checkpoints)
     run_outer(subject, "thread", 1, checkpoints)
-    assert subject.pages == turn(0)
+    assert subject.pages == turn(1)
