@@ -109,7 +109,7 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
     for meta in range(metas):
         gains = []
         for pair in range(pairs):
-            runs = {arm: f"{study}/m{meta}p{pair}-{arm}" for arm in ("incumbent", "candidate")}
+            runs = {arm: f"{study}/m{meta + 1}p{pair}-{arm}" for arm in ("incumbent", "candidate")}
             ends = {}
             for arm, run in runs.items():
                 open_run(run, "search", arm, 20, forked_from=level1, forked_at=12)
@@ -117,7 +117,7 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
                 ends[arm] = search(run, 12, 20, best, [-0.006, 0.015, 0.0, 0.0][meta] * (arm == "candidate"))
             gains.append(ends["incumbent"] - ends["candidate"])
             store.put(
-                "pair", study=study, meta_iteration=meta, index=pair, seed=pair, incumbent_run=runs["incumbent"],
+                "pair", study=study, meta_iteration=meta + 1, index=pair, seed=pair, incumbent_run=runs["incumbent"],
                 candidate_run=runs["candidate"], incumbent_scores=[ends["incumbent"]],
                 candidate_scores=[ends["candidate"]], difference=gains[-1],
             )  # fmt: skip
@@ -128,7 +128,7 @@ def fill_study(store: Store, study: str = "evolve-1", seed: int = 0, pairs: int 
             known = {"decision": decision, "gain": interval.mean, "low": interval.low, "high": interval.high}
             known["detectable"] = detectable(statistics.stdev(gains), pairs, 0.9)
         store.put(
-            "meta_iteration", study=study, index=meta, step="decided", confidence=0.9, pairs=pairs,
+            "meta_iteration", study=study, index=meta + 1, step="decided", confidence=0.9, pairs=pairs,
             mechanism=["tabu", "opposite direction", "bandit over constants", "annealed acceptance"][meta],
             created=BEGUN, **known,
         )  # fmt: skip

@@ -78,7 +78,7 @@ def put(store: Store, run: str, history: History) -> None:
                     "index": index,
                     "step": "decided",
                     "status": status,
-                    "significant": significant if status == "keep" else None,
+                    "significant": significant,
                     "moves": [{"constant": c, "direction": d, "before": 0, "after": a} for c, d, a in moves],
                     "change": {"constants": {c: a for c, _, a in sorted(moves)}},
                 }
@@ -116,6 +116,14 @@ def test_an_edit_that_moves_no_constant_is_known_by_its_text(store: Store) -> No
     for index, change in enumerate(edits, start=1):
         store.put("experiment", run="r", index=index, step="decided", status="refused", change=change)
     assert measure(store, "r", 4).repeated == 0.5
+
+
+def test_the_order_of_the_constants_does_not_make_a_change_another_one(
+    store: Store, history: Callable[..., None]
+) -> None:
+    one, other = ("A", "up", 1), ("B", "down", 2)
+    history(store, "r", [("baseline", []), ("keep", [one, other]), ("keep", [other, one]), ("keep", [one])])
+    assert measure(store, "r", 4).repeated == pytest.approx(1 / 3)
 
 
 def test_what_is_not_decided_yet_does_not_count(store: Store, history: Callable[..., None]) -> None:

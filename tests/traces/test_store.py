@@ -69,6 +69,11 @@ def test_put_updates_a_row_that_an_earlier_writer_put(lab: Path) -> None:
     with Store.open(lab) as store:
         store.put("experiment", run="r", index=0, score=1.0)  # lacks a column that a new row must have
         assert store.rows("SELECT step, score FROM experiment") == [{"step": "decided", "score": 1.0}]
+    with Store.open(lab) as store, store.transaction():
+        store.put("experiment", run="r", index=0, step="measured")
+        store.put("experiment", run="r", index=1, step="proposed")
+    with Store.open(lab) as store:
+        assert [row["step"] for row in store.rows("FROM experiment ORDER BY index")] == ["measured", "proposed"]
 
 
 def test_put_of_a_new_row_that_lacks_a_column_says_so(store: Store) -> None:
@@ -313,6 +318,29 @@ def test_a_reader_stays_at_its_moment_and_the_next_one_sees_more(store: Store) -
         store.publish(force=True)
         assert before.rows("SELECT value FROM setting WHERE name = 'x'") == [{"value": 1}]
         assert settings_of(store.lab) == {"x": 2}
+
+
+def test_whoever_reads_while_the_snapshot_is_replaced_finds_a_whole_one(lab: Path, process: Start) -> None:
+    source = """
+        import sys
+        from pathlib import Path
+        from traces.store import Store
+        with Store.open(Path(sys.argv[1])) as store:
+            print("ready", flush=True)
+            for i in range(40):
+                store.put("setting", name="x", value=i)
+                store.publish(force=True)
+    """
+    writer = process(source, lab)
+    assert writer.stdout and writer.stdout.readline() == "ready\n"
+    files, seen = {(lab / "snapshot.duckdb").stat().st_ino}, [-1]
+    while writer.poll() is None:
+        seen.append(settings_of(lab).get("x", -1))
+        files.add((lab / "snapshot.duckdb").stat().st_ino)
+    assert seen == sorted(seen)
+    assert settings_of(lab) == {"x": 39}
+    assert len(files) > 1, "a file that is written over shows a reader halves of two"
+    assert not list(lab.glob("*.part"))
 
 
 def test_a_reader_writes_nothing_into_the_laboratory(filled: Store) -> None:
