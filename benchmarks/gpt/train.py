@@ -2,11 +2,11 @@
 
 The laboratory imports this file in a sandbox and calls three functions, in this order:
 
-    build(spec)      makes the model and warms it up on random tokens. The clock does not run and there is no data yet
-    train(state, ..) gets the training tokens and a clock, and has to be done when the budget is spent
-    logits(state, ..)  answers the scorer, who holds the validation text and computes bits per byte by itself
+    build(spec)                  makes the model and warms it up on random tokens; no clock runs and there is no data
+    train(state, tokens, clock)  gets the training tokens, and has to be done when the budget is spent
+    logits(state, tokens)        answers the scorer, who holds the validation text and computes bits per byte himself
 
-Everything in between may be changed. Run it with `bilevel run`: `python train.py` alone only defines functions.
+Everything in between may be changed. `bilevel run` runs it; `python train.py` alone only defines functions.
 """
 
 import gc
@@ -25,17 +25,17 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 # them. AdamW's are meant for a width of 768 and scale with the inverse square root of the width.
 
 DEPTH = 8  # layers
-ASPECT_RATIO = 64  # width of the model in each layer's name: width = DEPTH * ASPECT_RATIO, up to a multiple of HEAD_DIM
+ASPECT_RATIO = 64  # channels of width for each layer: DEPTH * ASPECT_RATIO in all, up to the next multiple of HEAD_DIM
 HEAD_DIM = 128  # channels of an attention head, even
 WINDOW_PATTERN = "SSSL"  # attention span, layer by layer, repeated: L sees all of the context, S the nearer half
 TOTAL_BATCH_SIZE = 524288  # tokens of an optimizer step; rounded up to whole device batches
-DEVICE_BATCH_SIZE = 64  # rows that go through the model at once, at most: a matter of memory and speed only
+DEVICE_BATCH_SIZE = 64  # rows that go through the model at once, at most: a matter of memory and speed
 EMBEDDING_LR = 0.6  # learning rate of token and value embeddings (AdamW)
 UNEMBEDDING_LR = 0.004  # learning rate of the output matrix (AdamW)
 MATRIX_LR = 0.04  # learning rate of all matrices between them (Muon)
 SCALAR_LR = 0.5  # learning rate of the x0 scalars, and 100 times that of all other scalars (AdamW)
-WEIGHT_DECAY = 0.2  # decay of Muon's matrices for a learning rate of 1, only where it agrees with the update
-ADAM_BETAS = (0.8, 0.95)  # decay of AdamW's two running means, a step
+WEIGHT_DECAY = 0.2  # of Muon's matrices: a step shrinks weights by this share of its learning rate, where it agrees
+ADAM_BETAS = (0.8, 0.95)  # what AdamW's running means of gradient and squared gradient keep in a step
 WARMUP_RATIO = 0.0  # share of the budget over which the learning rates rise from 0
 WARMDOWN_RATIO = 0.5  # share of the budget over which they fall again, at its end
 FINAL_LR_FRAC = 0.0  # where they fall to, as a share of the peak
@@ -284,7 +284,7 @@ class Optimizer:
         self.muon = Muon([parameter for parameter in others if parameter.ndim == 2])
 
     def step(self, share: float) -> None:
-        """One step at this share of the peak learning rates; the gradients are used up."""
+        """One step at this share of the peak learning rates."""
         for group in self.adamw.param_groups:
             group["lr"] = group["peak"] * share
         self.adamw.step()
@@ -403,7 +403,7 @@ def train(state: State, tokens: Tensor, clock: Clock) -> None:
     gc.freeze()  # what is alive now stays: a collection during training has almost nothing to walk through
     step, cost, progress = 0, 0.0, clock.progress()  # cost: of a step, as a share of the budget
     while step == 0 or progress + cost <= 1:
-        last = progress + cost * max(1, int((1 - progress) / cost)) if step else 1.0
+        last = progress + cost * max(1, int((1 - progress) / cost)) if cost else 1.0
         loss = take_step(state, data, pieces, schedule((progress + cost / 2) / last))
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after step {step + 1}: lower a learning rate")
