@@ -99,15 +99,13 @@ class Tally:
                 self._decided(run, data)
 
     def _decided(self, run: RunTally, data: Mapping[str, Any]) -> None:
-        if data.get("index") == 0:
-            run.baseline = data.get("score")
-        elif "best" in data:
+        if data.get("index") != 0 and "best" in data:
             run.tried += 1
             run.kept += data.get("status") == "keep"
-        run.best = data.get("best", run.best)
+        run.baseline, run.best = data.get("baseline", run.baseline), data.get("best", run.best)
 
     def gain(self, run: str) -> float | None:
-        """Of a run whose baseline was seen; positive is better."""
+        """Of a run whose baseline is known; positive is better."""
         known = self.runs.get(run, RunTally())
         if known.baseline is None or known.best is None:
             return None
@@ -123,7 +121,7 @@ class Tally:
 def describe(kind: str, data: Mapping[str, Any], tally: Tally) -> tuple[str, str] | None:
     """A word and a line for an event that `tally` has taken in, or `None` for a kind that is not known."""
     get = data.get
-    where = f"{one_line(get('run', ''))} #{get('index')}"
+    where, turn = f"{one_line(get('run', ''))} #{get('index')}", f"meta-iteration {get('index')}"
     if kind == "study":
         model = f"{get('model')}, a stand-in for a language model" if get("stand_in") else get("model")
         facts = [get("study"), f"task {get('task')}", f"model {model}", f"{get('slots')} at a time"]
@@ -143,23 +141,23 @@ def describe(kind: str, data: Mapping[str, Any], tally: Tally) -> tuple[str, str
         return _status(data, kind), text + _why(data)
     if kind == "decided":
         mark = "*" if get("significant") else " "
-        gain = number(tally.gain(one_line(get("run", ""))), signed=True)
+        best = f"best {number(get('best'))} ({number(tally.gain(one_line(get('run', ''))), signed=True)})"
         change = change_of(data) or one_line(get("hypothesis") or "", 60)
-        return _status(data, kind), f"{where:<28} {number(get('score')):>9}{mark} gain {gain:>8}  {change}{_why(data)}"
+        return _status(data, kind), f"{where:<28} {number(get('score')):>9}{mark} {best}  {change}{_why(data)}"
     if kind == "noise":
         low, high = number(get("low")), number(get("high"))
         return kind, f"sd {number(get('sd'))} [{low}, {high}] over {get('n')} seeds, mean {number(get('mean'))}"
     if kind == "diagnosed":
-        return kind, one_line(f"#{get('index')} {get('diagnosis')}")
+        return kind, one_line(f"{turn}: {get('diagnosis')}")
     if kind == "researched":
-        return kind, one_line(f"#{get('index')} {get('mechanism')}: {get('rationale')}")
+        return kind, one_line(f"{turn}: {get('mechanism')}: {get('rationale')}")
     if kind == "checked":
         findings = get("findings") or ()
         listed = [findings] if isinstance(findings, str) else [str(finding) for finding in findings]
-        return kind, one_line(f"#{get('index')} {'passed' if get('ok') else 'failed'}. {'; '.join(listed)}")
+        return kind, one_line(f"{turn}: {'passed' if get('ok') else 'failed'}. {'; '.join(listed)}")
     if kind == "verdict":
         compared = f"{get('calls_differing')} of {get('calls_compared')} decisions differ"
-        text = f"#{get('index')} gain {_with_interval(data)}, {get('pairs')} pairs, {compared}: {get('reason')}"
+        text = f"{turn}: gain {_with_interval(data)}, {get('pairs')} pairs, {compared}: {get('reason')}"
         return str(get("decision") or kind), one_line(text)
     if kind == "confirmed":
         change = f"{number(get('baseline'))} → {number(get('best'))}"

@@ -37,16 +37,16 @@ def test_every_promised_command_is_there():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_names_what_every_command_takes(cli, command):
-    done = cli(command, "--help")
+def test_help_names_what_every_command_takes(here, command):
+    done = here(command, "--help")
     assert done.returncode == 0 and done.stderr == ""
     assert "--debug" in done.stdout
     assert "--json" in done.stdout
     assert ("--lab" in done.stdout) == (command != "prepare")
 
 
-def test_the_options_of_evolve_are_the_choices_of_a_study(cli):
-    help = cli("evolve", "--help").stdout
+def test_the_options_of_evolve_are_the_choices_of_a_study(here):
+    help = here("evolve", "--help").stdout
     for name in set(Choices.model_fields) - {"command"}:
         assert f"--{name.replace('_', '-')} " in help
 
@@ -83,14 +83,14 @@ def test_status_loads_no_more_than_the_record_needs(lab):
 
 
 @pytest.mark.parametrize("arguments", READING, ids=lambda words: str(words[0]))
-def test_a_laboratory_that_is_not_there_is_one_line(cli, tmp_path, arguments):
-    assert "nowhere" in complains(cli(*arguments, "--lab", "nowhere"))
+def test_a_laboratory_that_is_not_there_is_one_line(here, tmp_path, arguments):
+    assert "nowhere" in complains(here(*arguments, "--lab", "nowhere"))
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("command", ["prepare", "run"])
-def test_a_task_that_is_not_there_is_one_line(cli, tmp_path, command):
-    said = complains(cli(command, "--task", "missing.toml"))
+def test_a_task_that_is_not_there_is_one_line(here, tmp_path, command):
+    said = complains(here(command, "--task", "missing.toml"))
     assert "missing.toml" in said and "--task" in said
     assert not (tmp_path / "lab").exists()
 
@@ -114,12 +114,12 @@ def test_a_machine_without_git_is_told_so_before_anything_is_begun(cli, tmp_path
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_a_wrong_option_is_one_line_that_names_it(cli, arguments, named):
-    assert named in complains(cli(*arguments))
+def test_a_wrong_option_is_one_line_that_names_it(here, arguments, named):
+    assert named in complains(here(*arguments))
 
 
-def test_a_message_is_one_harmless_line_whatever_was_typed(cli, lab):
-    said = complains(cli("log", "run\x1b[2J\nfake", "--lab", lab))
+def test_a_message_is_one_harmless_line_whatever_was_typed(here, lab):
+    said = complains(here("log", "run\x1b[2J\nfake", "--lab", lab))
     assert "no run run fake" in said and "run-1.r1" in said and "\x1b" not in said
 
 
@@ -127,10 +127,10 @@ def test_the_folder_of_the_laboratory_may_come_from_the_environment(cli, lab):
     assert cli("log", environment={"BILEVEL_LAB": str(lab)}).stdout == cli("log", "--lab", lab).stdout
 
 
-def test_a_failure_that_nobody_foresaw_is_one_line_too(cli, lab):
+def test_a_failure_that_nobody_foresaw_is_one_line_too(here, lab):
     with Store.open(lab) as store:
         store.put("study", id="run-1", config=[1])
-    said = complains(cli("status", "--lab", lab), status=1)
+    said = complains(here("status", "--lab", lab), status=1)
     assert "AttributeError" in said and "--debug" in said
 
 
@@ -156,8 +156,8 @@ def test_a_reader_that_goes_away_is_no_error(lab):
         assert "Traceback" not in reading.stderr.read()
 
 
-def test_status_tells_what_became_of_a_study(cli, lab):
-    shown = cli("status", "--lab", lab).stdout
+def test_status_tells_what_became_of_a_study(cli, confirmed):
+    shown = cli("status", "--lab", confirmed).stdout
     assert "stand-in" in shown  # the model
     assert "without confinement" in shown
     assert "integrity" in shown
@@ -167,12 +167,12 @@ def test_status_tells_what_became_of_a_study(cli, lab):
     assert re.search(r"validation +2\.0000 +1\.8000 +\+0\.2000 +\[\+0\.1456, \+0\.2544\] at 80%", shown)
 
 
-def test_status_as_json_has_the_keys_that_programs_read(cli, lab):
-    told = json.loads(cli("status", "--json", "--lab", lab).stdout)
+def test_status_as_json_has_the_keys_that_programs_read(here, confirmed):
+    told = json.loads(here("status", "--json", "--lab", confirmed).stdout)
     assert set(told) == {"writer", "studies", "last"} and told["writer"] is None
     last = told["last"]
     assert {k: v for k, v in last.items() if k in told["studies"][0]} == told["studies"][0]
-    assert last == json.loads(cli("status", "run-1", "--json", "--lab", lab).stdout)
+    assert last == json.loads(here("status", "run-1", "--json", "--lab", confirmed).stdout)
     search, confirm = sorted(last["runs"], key=lambda run: run["kind"], reverse=True)
     assert (search["baseline"], search["best"], search["gain"], search["keeps"]) == (2.0, 1.75, 0.25, 1)
     assert search["stagnation"]["longest_without_keep"] == 2 and confirm["stagnation"] is None
@@ -181,12 +181,12 @@ def test_status_as_json_has_the_keys_that_programs_read(cli, lab):
     assert [turn["decision"] for turn in last["meta_iterations"]] == ["adopt", None]
 
 
-def test_a_laboratory_without_a_study_says_how_to_begin(cli, tmp_path):
+def test_a_laboratory_without_a_study_says_how_to_begin(here, tmp_path):
     Store.open(tmp_path / "lab").close()
-    done = cli("status")
+    done = here("status")
     assert done.returncode == 0 and "bilevel run" in done.stdout
-    assert json.loads(cli("status", "--json").stdout) == {"writer": None, "studies": [], "last": None}
-    assert "bilevel run" in complains(cli("log"))
+    assert json.loads(here("status", "--json").stdout) == {"writer": None, "studies": [], "last": None}
+    assert "bilevel run" in complains(here("log"))
 
 
 def test_a_study_that_was_killed_is_told_from_one_at_work(cli, lab):
@@ -199,18 +199,18 @@ def test_a_study_that_was_killed_is_told_from_one_at_work(cli, lab):
     assert "interrupted" in killed and "bilevel resume" in killed
 
 
-def test_scores_that_an_experiment_reports_itself_are_marked(cli, lab):
-    assert "self-reported" not in cli("status", "--lab", lab).stdout + cli("log", "--lab", lab).stdout
-    with Store.open(lab) as store:
+def test_scores_that_an_experiment_reports_itself_are_marked(here, confirmed):
+    assert "self-reported" not in here("status", "--lab", confirmed).stdout + here("log", "--lab", confirmed).stdout
+    with Store.open(confirmed) as store:
         for run in ("run-1.r1", "run-1.confirm"):
             store.put("run", id=run, metric_source="stdout")
-    assert cli("status", "--lab", lab).stdout.count("*self-reported*") == 3  # baseline, best, confirmed
-    assert "score *self-reported*" in cli("log", "--lab", lab).stdout
-    assert json.loads(cli("log", "--json", "--lab", lab).stdout)["experiments"][0]["self_reported"] is True
+    assert here("status", "--lab", confirmed).stdout.count("*self-reported*") == 3  # baseline, best, confirmed
+    assert "score *self-reported*" in here("log", "--lab", confirmed).stdout
+    assert json.loads(here("log", "--json", "--lab", confirmed).stdout)["experiments"][0]["self_reported"] is True
 
 
-def test_log_shows_every_experiment_in_a_line(cli, lab):
-    lines = cli("log", "--lab", lab).stdout.splitlines()
+def test_log_shows_every_experiment_in_a_line(here, lab):
+    lines = here("log", "--lab", lab).stdout.splitlines()
     assert lines[0] == "run-1.r1"
     assert re.match(r"#  from +decision +score +seconds +change +why", lines[2])
     assert re.match(r"0 +– +baseline +2\.0000 +5\.0 +– +the surface as it is", lines[3])
@@ -219,28 +219,28 @@ def test_log_shows_every_experiment_in_a_line(cli, lab):
     assert "twice the noise floor" in lines[7]
 
 
-def test_log_shows_an_experiment_that_is_not_decided(cli, lab):
+def test_log_shows_an_experiment_that_is_not_decided(here, lab):
     with Store.open(lab) as store:
         put_experiment(store, "run-1.r1", 4, None, None)
-    assert re.search(r"^4 +0 +running", cli("log", "run-1.r1", "--lab", lab).stdout, re.MULTILINE)
+    assert re.search(r"^4 +0 +running", here("log", "run-1.r1", "--lab", lab).stdout, re.MULTILINE)
 
 
-def test_log_as_json_is_the_whole_rows(cli, lab):
-    told = json.loads(cli("log", "--json", "--lab", lab).stdout)
+def test_log_as_json_is_the_whole_rows(here, lab):
+    told = json.loads(here("log", "--json", "--lab", lab).stdout)
     assert told["run"] == "run-1.r1"
     assert [row["status"] for row in told["experiments"]] == ["baseline", "keep", "discard", "crash"]
     assert told["experiments"][1]["hypothesis"] == HOSTILE  # data for programs is as it was recorded
 
 
-def test_diff_shows_what_an_experiment_changed(cli, lab):
-    shown = cli("diff", 1, "--lab", lab).stdout.splitlines()
+def test_diff_shows_what_an_experiment_changed(here, lab):
+    shown = here("diff", 1, "--lab", lab).stdout.splitlines()
     assert shown[3:5] == ["-DEPTH = 4", f"+DEPTH = 6  # {TAMED}"]
-    assert cli("diff", 0, "--lab", lab).stdout == ""
-    assert HOSTILE in json.loads(cli("diff", 1, "--run", "run-1.r1", "--json", "--lab", lab).stdout)["diff"]
+    assert here("diff", 0, "--lab", lab).stdout == ""
+    assert HOSTILE in json.loads(here("diff", 1, "--run", "run-1.r1", "--json", "--lab", lab).stdout)["diff"]
 
 
-def test_an_experiment_that_is_not_there_is_one_line_that_says_which_are(cli, lab):
-    assert "no experiment 9 in run run-1.r1" in (said := complains(cli("diff", 9, "--lab", lab)))
+def test_an_experiment_that_is_not_there_is_one_line_that_says_which_are(here, lab):
+    assert "no experiment 9 in run run-1.r1" in (said := complains(here("diff", 9, "--lab", lab)))
     assert "0 to 3" in said
 
 
@@ -261,36 +261,36 @@ def test_sql_answers_as_a_table_and_as_json(cli, lab):
     assert told[3] == {"index": 3, "status": "crash", "score": None}
 
 
-def test_sql_shows_a_wide_answer_column_by_column(cli, lab):
-    shown = cli("sql", "FROM experiment WHERE run = 'run-1.r1'", "--lab", lab).stdout
+def test_sql_shows_a_wide_answer_column_by_column(here, lab):
+    shown = here("sql", "FROM experiment WHERE run = 'run-1.r1'", "--lab", lab).stdout
     assert re.search(r"^score +1\.75$", shown, re.MULTILINE) and len(re.findall("^status ", shown, re.MULTILINE)) == 4
 
 
-def test_sql_turns_what_is_not_a_number_into_null(cli, lab):
-    assert json.loads(cli("sql", "SELECT measured FROM integrity_event", "--json", "--lab", lab).stdout) == [
+def test_sql_turns_what_is_not_a_number_into_null(here, lab):
+    assert json.loads(here("sql", "SELECT measured FROM integrity_event", "--json", "--lab", lab).stdout) == [
         {"measured": None}
     ]
 
 
-def test_sql_answers_no_more_than_the_limit_and_says_so(cli, lab):
-    done = cli("sql", "FROM range(10)", "--limit", 3, "--json", "--lab", lab)
+def test_sql_answers_no_more_than_the_limit_and_says_so(here, lab):
+    done = here("sql", "FROM range(10)", "--limit", 3, "--json", "--lab", lab)
     assert len(json.loads(done.stdout)) == 3 and "more than 3 rows" in done.stderr
-    exact = cli("sql", "FROM range(3)", "--limit", 3, "--json", "--lab", lab)
+    exact = here("sql", "FROM range(3)", "--limit", 3, "--json", "--lab", lab)
     assert len(json.loads(exact.stdout)) == 3 and exact.stderr == ""
 
 
 @pytest.mark.parametrize("query", ["SHOW TABLES;", "DESCRIBE run", "EXPLAIN SELECT 1", "WITH a AS (SELECT 1) FROM a"])
-def test_sql_takes_other_statements_that_read(cli, lab, query):
-    done = cli("sql", query, "--lab", lab)
+def test_sql_takes_other_statements_that_read(here, lab, query):
+    done = here("sql", query, "--lab", lab)
     assert done.returncode == 0 and done.stdout
 
 
 @pytest.mark.parametrize(
     "query", ["DELETE FROM run", "DROP TABLE run", "UPDATE study SET seed = 2", "selec", "", "SELECT x"]
 )
-def test_sql_that_writes_or_is_wrong_is_one_line_and_changes_nothing(cli, lab, query):
+def test_sql_that_writes_or_is_wrong_is_one_line_and_changes_nothing(here, lab, query):
     before = (lab / "snapshot.duckdb").read_bytes()
-    assert f"in the query: {query}".strip() in complains(cli("sql", query, "--lab", lab))
+    assert f"in the query: {query}".strip() in complains(here("sql", query, "--lab", lab))
     assert (lab / "snapshot.duckdb").read_bytes() == before
 
 
@@ -301,16 +301,16 @@ def test_a_bounded_query_never_fetches_more(lab):
         bounded("SELECT 1; SELECT 2", 5)
 
 
-def test_export_writes_a_table_of_results_and_parquet(cli, lab):
-    told = json.loads(cli("export", "--json", "--lab", lab).stdout)
+def test_export_writes_a_table_of_results_and_parquet(here, lab):
+    told = json.loads(here("export", "--json", "--lab", lab).stdout)
     assert (lab / "export" / "run-1.r1" / "results.tsv").read_text().count("\n") == 5
     assert str(lab / "export" / "experiment.parquet") in told["tables"]
-    assert cli("export", "elsewhere", "--lab", lab).returncode == 0
+    assert here("export", "elsewhere", "--lab", lab).returncode == 0
     assert (lab.parent / "elsewhere" / "run.parquet").is_file()
 
 
-def test_charts_are_drawn_and_named(cli, lab):
-    told = json.loads(cli("charts", "--json", "--lab", lab).stdout)
+def test_charts_are_drawn_and_named(here, lab):
+    told = json.loads(here("charts", "--json", "--lab", lab).stdout)
     assert told["charts"]
     for path in told["charts"]:
         assert open(path, "rb").read(8) == b"\x89PNG\r\n\x1a\n"

@@ -16,7 +16,15 @@ from bilevel.progress import Tally, watching
 
 HOSTILE = "bad\x1b[2J\x1b]0;t\x07[bold]x[/bold]\u202e"
 MOVE = {"constant": "DEPTH", "direction": "up", "before": 4, "after": 6}
-DECIDED = {"run": "d.r1", "seed": 1, "moves": [MOVE], "change": {}, "hypothesis": HOSTILE, "detail": None}
+DECIDED = {
+    "run": "d.r1",
+    "baseline": 2.0,
+    "seed": 1,
+    "moves": [MOVE],
+    "change": {},
+    "hypothesis": HOSTILE,
+    "detail": None,
+}
 
 SCRIPT = [
     ("study", {"study": "demo-1", "command": "demo", "task": "mini", "slots": 2, "tier": "bubblewrap", "trainings": 8,
