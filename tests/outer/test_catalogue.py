@@ -196,6 +196,7 @@ def test_opposition_answers_a_failure_by_the_same_step_the_other_way(status: str
     "steps",
     [
         [({"MATRIX_LR": 0.08}, 0.9, "keep")],
+        [({"MATRIX_LR": 0.123456}, 0.9, "keep"), ({"MATRIX_LR": 0.2}, 0.8, "keep")],
         [({"MATRIX_LR": 0.02}, 1.1, "discard"), ({"MATRIX_LR": 0.08}, 1.1, "discard")],
         [({"WINDOW_PATTERN": "L"}, 1.1, "discard")],
         [({"MATRIX_LR": 0.08, "DEPTH": 6}, 1.1, "discard")],
@@ -327,6 +328,22 @@ def test_a_step_goes_to_a_value_not_run_yet_as_long_as_there_is_one(task: TaskVi
     assert steps(grow(({"WINDOW_PATTERN": "L"}, 1.1, "discard"))) == {"SL"}
     tried = grow(({"WINDOW_PATTERN": "L"}, 1.1, "discard"), ({"WINDOW_PATTERN": "SL"}, 1.1, "discard"))
     assert steps(tried) == {"L", "SL"}
+
+
+def test_a_step_obeys_the_request_as_long_as_it_can(task: TaskView, grow: Grow) -> None:
+    history = grow()
+
+    def steps(request: Request) -> set[tuple[str, Value]]:
+        proposals = [untried_step(task, random.Random(n), history, history.best, request) for n in range(40)]
+        return {item for proposal in proposals for item in proposal.change.constants.items()}
+
+    assert steps(Request(constants=("DEPTH",))) == {("DEPTH", 1), ("DEPTH", 7)}
+    assert steps(Request(constants=("DEPTH",), avoid=(Avoid("DEPTH", "up"),))) == {("DEPTH", 1)}
+    assert steps(Request(constants=("WINDOW_PATTERN",), avoid=(Avoid("WINDOW_PATTERN", value="L"),))) == {
+        ("WINDOW_PATTERN", "SL")
+    }
+    everything = tuple(Avoid(name) for name in task.constants)
+    assert len(steps(Request(avoid=everything))) > 4
 
 
 def test_where_nothing_can_be_moved_the_same_surface_is_measured_again(task: TaskView, grow: Grow) -> None:

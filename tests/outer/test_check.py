@@ -248,6 +248,7 @@ def test_a_memory_that_is_filled_by_observing_resumes(checked: Checked) -> None:
         + (
             "    def observe(self, experiment):\n        self.memory.append(experiment.index)\n"
             "    def propose(self, history, ask):\n"
+            "        assert self.memory == [experiment.index for experiment in history]\n"
             "        return Proposal(Change({'MATRIX_LR': 0.1 + len(self.memory) / 1000 + self.rng.random() / 10}))\n"
         )
     )

@@ -74,6 +74,13 @@ def test_an_adopted_mechanism_stays_and_the_next_is_added_to_it() -> None:
     assert draft.source == compose(["tabu", "opposition"])
 
 
+def test_what_is_adopted_is_not_blamed_for_what_was_tried_on_top_of_it() -> None:
+    rejected = [Attempt((name,), "reject") for name in ("recombination", "fresh_history")]
+    attempts = [*rejected, Attempt(("annealing",), "adopt"), Attempt(("annealing", "tabu"), "reject")]
+    attempts.append(Attempt(("noise_floor",), "adopt"))
+    assert research(stuck(drought=0.5), attempts).mechanisms == ("annealing",)
+
+
 def test_a_mechanism_takes_the_place_of_one_that_it_cannot_stand_beside() -> None:
     attempts = [Attempt(("tabu", "annealing"), "adopt"), Attempt(("tabu", "annealing", "pattern_search"), "reject")]
     draft = research(stuck(luck=0.9), attempts)
