@@ -25,7 +25,7 @@ import inner.strategy
 from benchmarks.gpt.prepare import prepare
 from bilevel.config import Choices
 from inner.corpus import Corpus
-from inner.executor import LocalExecutor
+from inner.executor import LocalExecutor, default_slots
 from inner.loop import Plan, run_inner
 from inner.measure import Sample, measure
 from inner.model import load_model
@@ -58,6 +58,8 @@ def begin(lab: Path, choices: Choices, report: Report) -> str:
     """
     task = _task(choices)
     strategy = _strategy(choices)
+    load_model(choices.model)
+    default_slots(task)
     with Store.open(lab) as store:
         count = len(store.rows("SELECT id FROM study WHERE command = ?", choices.command))
         study = f"{choices.command}-{count + 1}"
@@ -130,6 +132,14 @@ def _task(choices: Choices) -> Task:
     return load_task(Path(choices.task), seconds=choices.seconds)
 
 
+def _corpus(task: Task, report: Report) -> Corpus | None:
+    """The data of a task that we score; another program brings its own."""
+    if task.metric.source != "scorer":
+        return None
+    folder = prepare(task.data.source, task.data.vocab_size, report=lambda text: report("note", {"text": text}))
+    return Corpus.open(folder)
+
+
 def _strategy(choices: Choices) -> str:
     path = Path(choices.strategy) if choices.strategy else Path(inner.strategy.__file__)
     try:
@@ -166,9 +176,8 @@ def _carry_on(store: Store, lab: Path, study: str, task: Task, choices: Choices,
             SqliteSaver.from_conn_string(str(lab / "checkpoints.sqlite")) as checkpoints,
             _stopping(executor),
         ):
-            folder = prepare(task.data.source, task.data.vocab_size, report=lambda text: report("note", {"text": text}))
-            model = load_model(choices.model)
-            bench = Bench(store, lab, study, task, Corpus.open(folder), executor, model, _program(task), report)
+            model, corpus = load_model(choices.model), _corpus(task, report)
+            bench = Bench(store, lab, study, task, corpus, executor, model, _program(task), report)
             store.put("study", id=study, tier=executor.tier)
             report(
                 "study",

@@ -27,6 +27,7 @@ class Bench:
 
     Attributes:
         folder: of the laboratory.
+        corpus: `None` for a task whose metric is self-reported.
         program: what the human tells the inner agent; it lies beside the surface in each repository.
         report: called from several threads.
     """
@@ -35,7 +36,7 @@ class Bench:
     folder: Path
     study: str
     task: Task
-    corpus: Corpus
+    corpus: Corpus | None
     executor: Executor
     model: Model
     program: str
@@ -63,7 +64,7 @@ class Bench:
             metric_source=self.task.metric.source,
             tier=self.executor.tier,
             repository=f"runs/{run}",
-            hashes={"task": self.task.hash, "corpus": self.corpus.hash},
+            hashes={"task": self.task.hash, "corpus": None if self.corpus is None else self.corpus.hash},
             created=begun[0]["created"] if begun else now(),
             **columns,
         )
