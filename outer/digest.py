@@ -23,7 +23,7 @@ THRESHOLDS: dict[SymptomName, float] = {
     "fixation": 0.65,
     # The former never turned: 100 % of the moves of a constant went in its usual direction, in each of the three.
     "one_way": 0.90,
-    # The former left 73 to 85 % of the moves they could have made unmade, the latter 58 to 65 %.
+    # In 30 proposals the former made 4 to 7 different moves, as far as their hypotheses tell; the latter 9 to 11.
     "uncovered": 0.70,
     # Half of what was kept being no better than noise: a search that is led by luck as much as by gains.
     "luck": 0.50,

@@ -259,12 +259,11 @@ def test_the_bandit_takes_no_gain_within_noise_for_a_reward(next_of: Next, grow:
     assert "MATRIX_LR" not in model.requests[0].constants
 
 
-def test_fresh_history_hides_the_past_at_each_restart(next_of: Next, grow: Grow) -> None:
-    shown = []
+def test_fresh_history_hides_the_past_at_each_restart(perform: Perform, grow: Grow) -> None:
+    model, host = Model(THE_IDEA), perform(compose(["fresh_history"]), grow())
     for count in range(17):
-        history = grow(*[({"DEPTH": 6}, 1.1, "discard")] * count)
-        shown.append(next_of(["fresh_history"], history)[1].requests[0].show)
-    assert shown == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0]
+        host.propose(grow(*[({"DEPTH": 6}, 1.1, "discard")] * count), model)
+    assert [request.show for request in model.requests] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0]
 
 
 def test_novelty_takes_the_idea_farthest_from_everything_run(next_of: Next, grow: Grow) -> None:
