@@ -1,12 +1,15 @@
 """What runs inside a strategy's sandbox: the module, its history, and no way out but one socket.
 
-Standard library and `inner.history` only. Started as a program by `inner.host`, which holds the other end.
+Standard library and `inner.history` only. Started as a program by `inner.host`, which holds the other end. What a
+strategy prints goes nowhere, and it may hold `MEMORY` bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import sys
 import time
 import traceback
@@ -14,11 +17,16 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TextIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if __name__ == "__main__":
+    # The words alone, without what else lies around their folder.
+    _package = ModuleType("inner")
+    _package.__path__ = [str(Path(__file__).resolve().parent)]
+    sys.modules["inner"] = _package
 
 from inner import history as words
 
 NAME = "strategy"
+MEMORY = 2**30
 
 
 class _Watch:
@@ -59,6 +67,7 @@ class Guest:
                     answer = self._answer(order)
                 finally:
                     sys.setprofile(None)
+                json.dumps(answer)  # what cannot be sent is the strategy's fault, and is said so
                 reply: dict[str, Any] = {"answer": answer}
             except Exception as error:
                 frames = traceback.extract_tb(error.__traceback__)
@@ -70,9 +79,10 @@ class Guest:
 
     def _answer(self, order: dict[str, Any]) -> Any:
         step = order["step"]
+        self._rng.seed(order["seed"])
+        random.seed(order["seed"])  # for a strategy that draws from the module
         if step == "start":
             return self._start(order["source"], words.task_view_from(order["task"]))
-        self._rng.seed(order["seed"])
         del self._experiments[order["from"] :]
         self._experiments += [words.experiment_from(e) for e in order["experiments"]]
         history = words.History(tuple(self._experiments), order["noise"], order["direction"])
@@ -119,6 +129,10 @@ class Guest:
 def main() -> None:
     """Serves the host whose socket's descriptor is the first argument."""
     descriptor = int(sys.argv[1])
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with open(descriptor, encoding="utf-8", closefd=False) as reader, open(descriptor, "w", encoding="utf-8") as writer:
         Guest(reader, writer).serve()
 

@@ -11,8 +11,9 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,13 +29,17 @@ from inner.history import (
     to_json,
 )
 from inner.sandbox import Tier, spawn
-from traces.errors import StrategyError
+from inner.watch import one_line
+from traces.errors import StrategyError, TrialError
 
 T = TypeVar("T")
 Answerer = Callable[[Request], tuple[Proposal, ...]]
 
 CALL_SECONDS = 10.0
 """How long one call may take, the language model's time not counted."""
+
+MOST_CANDIDATES = 32
+"""How many proposals one question may ask for."""
 
 _LARGEST = 4 * 2**20
 
@@ -70,30 +75,29 @@ class Host:
         """
         self._source, self._task, self._seed, self._tier = source, task, seed, tier
         self._call_seconds = call_seconds
-        self._observed: list[Experiment] = []
+        self._observed: list[tuple[int, Experiment]] = []
         self._start()
 
     def propose(self, history: History, ask: Answerer) -> Call[Proposal]:
         """What to try next. Raises `StrategyError`, and whatever `ask` raises."""
         call = self._call("propose", history, ask=ask)
-        try:
+        with _contract("propose gave something that is no proposal"):
             return Call(proposal_from(call.answer), call.functions, call.seconds)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StrategyError(f"propose gave something that is no proposal: {error}") from None
 
     def accept(self, history: History, candidate: Experiment) -> Call[bool]:
         """Whether to keep a scored experiment. Raises `StrategyError`."""
         call = self._call("accept", history, candidate=to_json(candidate))
         if not isinstance(call.answer, bool):
-            raise StrategyError(f"accept must answer true or false, got {call.answer!r}")
+            raise StrategyError(f"accept must answer true or false, got {call.answer!r:.80}")
         return Call(call.answer, call.functions, call.seconds)
 
     def observe(self, history: History, experiment: Experiment) -> Call[None]:
         """Tells of a decided experiment, which `history` holds already. Raises `StrategyError`."""
-        self._observed.append(experiment)
         if not self.observes:
             return Call(None, (), 0.0)
         call = self._call("observe", history, candidate=to_json(experiment))
+        # Only now: what it failed to observe, it would fail to observe again after every restart.
+        self._observed.append((len(history), experiment))
         return Call(None, call.functions, call.seconds)
 
     def prune(self, history: History, curve: tuple[CurvePoint, ...]) -> Call[bool]:
@@ -109,28 +113,40 @@ class Host:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._confined = spawn(
-                ["-I", "-S", str(_GUEST), str(theirs.fileno())],
-                tier=self._tier,
-                readonly=_CODE,
-                descriptors=[theirs.fileno()],
-            )
+        try:
+            with theirs:
+                self._confined = spawn(
+                    ["-P", "-s", "-S", str(_GUEST), str(theirs.fileno())],
+                    tier=self._tier,
+                    readonly=_CODE,
+                    descriptors=[theirs.fileno()],
+                    packages=False,
+                    forks=False,
+                )
+        except OSError as error:
+            ours.close()
+            raise TrialError(f"a strategy's process did not start: {error}") from None
         self._channel, self._buffer, self._sent = ours, b"", []  # type: tuple[socket.socket, bytes, list[Experiment]]
-        call = self._exchange({"step": "start", "source": self._source, "task": to_json(self._task)}, None)
-        self.prunes, self.observes = call.answer["prunes"] is True, call.answer["observes"] is True
+        order = {"step": "start", "seed": f"{self._seed}:start", "source": self._source, "task": to_json(self._task)}
+        call = self._exchange(order, None)
+        with _contract("start broke the protocol", self.close):
+            self.prunes, self.observes = call.answer["prunes"] is True, call.answer["observes"] is True
         self.started: Call[None] = Call(None, call.functions, call.seconds)
 
-    def _restart(self) -> None:
+    def _restart(self, history: History) -> None:
+        """Starts the module afresh and shows it what it has observed, each with the history of its time."""
         self.close()
         self._start()
-        observed, self._observed = self._observed, []
-        for count, experiment in enumerate(observed, 1):
-            self.observe(History(tuple(observed[:count])), experiment)
+        for length, experiment in self._observed:
+            then = replace(history, experiments=history.experiments[:length])
+            self._order("observe", then, None, {"candidate": to_json(experiment)})
 
     def _call(self, step: str, history: History, ask: Answerer | None = None, **arguments: Any) -> Call[Any]:
         if self._channel.fileno() < 0:
-            self._restart()
+            self._restart(history)
+        return self._order(step, history, ask, arguments)
+
+    def _order(self, step: str, history: History, ask: Answerer | None, arguments: dict[str, Any]) -> Call[Any]:
         known = 0
         for mine, theirs in zip(self._sent, history.experiments, strict=False):
             if mine is not theirs and mine != theirs:
@@ -148,10 +164,10 @@ class Host:
         return self._exchange(order | arguments, ask)
 
     def _exchange(self, order: dict[str, Any], ask: Answerer | None) -> Call[Any]:
-        """One call; closes the process if it breaks the contract, so that the next call starts afresh."""
+        """One call; closes the process if it fails or breaks the contract, so that the next call starts afresh."""
         step = order["step"]
         try:
-            self._send(order)
+            self._send(order, step)
             left = self._call_seconds
             while True:
                 began = time.monotonic()
@@ -161,22 +177,28 @@ class Host:
                     break
                 if ask is None:
                     raise StrategyError(f"{step} may not ask the language model")
-                self._send({"proposals": [to_json(proposal) for proposal in ask(request_from(reply["ask"]))]})
-            functions = tuple(str(name) for name in reply.get("functions", ()))
+                with _contract(f"{step} asked for something that is no request"):
+                    request = request_from(reply["ask"])
+                if not 1 <= request.candidates <= MOST_CANDIDATES:
+                    count = f"{request.candidates!r:.20}"
+                    raise StrategyError(f"{step} asked for {count} candidates: ask for 1 to {MOST_CANDIDATES}")
+                self._send({"proposals": [to_json(proposal) for proposal in ask(request)]}, step)
             if "error" in reply:
-                raise StrategyError(f"{step} failed: {str(reply['error'])[:500]}")
-            return Call(reply["answer"], functions, float(reply["seconds"]))
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            self.close()
-            raise StrategyError(f"{step} broke the protocol: {type(error).__name__}: {error}") from None
+                raise StrategyError(f"{step} failed: {one_line(str(reply['error']), 500)}")
+            with _contract(f"{step} broke the protocol"):
+                functions = tuple(str(name) for name in reply["functions"])
+                return Call(reply["answer"], functions, float(reply["seconds"]))
         except BaseException:
             # An unanswered question would be taken for the answer to the next call.
             self.close()
             raise
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], step: str) -> None:
         self._channel.settimeout(self._call_seconds)
-        self._channel.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise StrategyError(f"{step} found the strategy's process gone, or deaf") from None
 
     def _receive(self, seconds: float, step: str) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -184,17 +206,32 @@ class Host:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._channel], [], [], left)[0]:
                 raise StrategyError(f"{step} took more than {self._call_seconds:g} s")
-            part = self._channel.recv(2**16)
+            with _contract(f"{step} ended the strategy's process"):
+                part = self._channel.recv(2**16)
             if not part:
                 raise StrategyError(f"{step} ended the strategy's process")
             self._buffer += part
             if len(self._buffer) > _LARGEST:
                 raise StrategyError(f"{step} answered with more than {_LARGEST // 2**20} MiB")
         line, _, self._buffer = self._buffer.partition(b"\n")
-        reply = json.loads(line)
-        if not isinstance(reply, dict):
-            raise ValueError("not an object")
+        with _contract(f"{step} broke the protocol"):
+            reply = json.loads(line)
+            if not isinstance(reply, dict):
+                raise ValueError("not an object")
+            # Half of a surrogate pair, which JSON can name and no file can hold.
+            json.dumps(reply, ensure_ascii=False).encode()
         return reply
+
+
+@contextmanager
+def _contract(broken: str, close: Callable[[], None] | None = None) -> Iterator[None]:
+    """Names what a strategy broke where what it sent cannot be read."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        if close is not None:
+            close()
+        raise StrategyError(f"{broken}: {type(error).__name__}: {one_line(str(error))}") from None
 
 
 _GUEST = Path(__file__).with_name("guest.py").resolve()

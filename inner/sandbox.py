@@ -4,6 +4,10 @@ What bubblewrap gives: no network, no capabilities, an empty environment, own pr
 the interpreter and torch and nothing of the user's, one writable folder (`/tmp`, in memory, of limited size), and death
 with the parent. Without it the same command runs as an ordinary child with a clean environment: good for code that we
 wrote, and for nothing else. `tier()` says which holds on this machine; every run stores it.
+
+Not defended: memory is watched and not capped, so it can be exceeded for a moment; without bubblewrap, or on a machine
+whose system calls `inner/seccomp.py` does not know, a child whose death its parent ignores takes its processor seconds
+out of the count; and what Python itself consists of can be read, also where a corpus was made from it.
 """
 
 from __future__ import annotations
@@ -11,17 +15,21 @@ from __future__ import annotations
 import functools
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from inner.seccomp import threads_only
 
 Tier = Literal["bubblewrap", "none"]
 
@@ -58,31 +66,51 @@ class Confined:
 
     def kill(self) -> None:
         """Kills the process and everything that it started, waits, and removes what it wrote. Safe to call twice."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            self.process.kill()
-        self.process.wait()
+        if self.process.returncode is None:
+            # Stopped first, so that it starts nothing more while we look at what it has started.
+            os.kill(self.process.pid, signal.SIGSTOP)
+            family = []
+            for pid in _family(self.process.pid):
+                with suppress(ProcessLookupError):
+                    family.append(os.pidfd_open(pid))
+            # Descendants first: bubblewrap's own init takes its whole process table along, and is gone when that is.
+            for descriptor in reversed(family):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            for descriptor in family:
+                dying = select.poll()
+                dying.register(descriptor, select.POLLIN)
+                dying.poll(_DYING_MILLISECONDS)
+                os.close(descriptor)
+            self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
+    def exit_status(self) -> str | None:
+        """How the process ended, in words, `None` while it runs. Not after `kill`."""
+        # It stays to be waited for, so that its number stays ours.
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        # bubblewrap tells of a signal as a shell does.
+        number = ended.si_status if ended.si_code != os.CLD_EXITED else ended.si_status - 128
+        if number in signal.valid_signals():
+            return f"killed by {signal.Signals(number).name}"
+        return f"exit status {ended.si_status}"
+
     def usage(self) -> tuple[float, int]:
         """Processor seconds so far, and resident bytes now, of the process and all that descend from it."""
         seconds, resident = 0.0, 0
-        waiting = [self.process.pid]
-        while waiting:
-            pid = waiting.pop()
+        for pid in _family(self.process.pid):
             try:
                 with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
                     fields = file.read().rpartition(")")[2].split()
                 with open(f"/proc/{pid}/statm", encoding="ascii") as file:
                     pages = int(file.read().split()[1])
-                threads = os.listdir(f"/proc/{pid}/task")
-                for thread in threads:
-                    with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                        waiting += [int(child) for child in file.read().split()]
             except (FileNotFoundError, ProcessLookupError):
                 continue
             # utime, stime, and the same of children that have ended and were waited for.
@@ -91,11 +119,28 @@ class Confined:
         return seconds, resident
 
 
+def _family(pid: int) -> Iterator[int]:
+    """The process and all that descend from it, parents first."""
+    waiting = [pid]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        # A thread, or all of the process, may end while we look.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with (
+                    suppress(FileNotFoundError, ProcessLookupError),
+                    open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file,
+                ):
+                    waiting += [int(child) for child in file.read().split()]
+
+
 # The kernel ties "dies with its parent" to the thread that started the child, so one thread that lives as long as this
 # process starts them all.
 _SPAWNER = ThreadPoolExecutor(1, "spawn")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_DYING_MILLISECONDS = 5000
 
 
 def spawn(
@@ -107,6 +152,9 @@ def spawn(
     scratch_mib: int = 16,
     threads: int = 1,
     gpu: bool = False,
+    variables: Mapping[str, str] | None = None,
+    packages: bool = True,
+    forks: bool = True,
 ) -> Confined:
     """Starts this interpreter in a sandbox of its own.
 
@@ -118,6 +166,9 @@ def spawn(
         scratch_mib: size of its one writable folder.
         threads: processor threads that numerical libraries may use.
         gpu: whether it may use this machine's GPUs.
+        variables: of the environment, besides the few that every process gets.
+        packages: whether it may see the installed packages; else the standard library alone (bubblewrap only).
+        forks: whether it may start processes of its own (else refused with bubblewrap only).
     """
     environment = {
         "PATH": "/usr/bin:/bin",
@@ -127,36 +178,48 @@ def spawn(
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",  # the order of a set of strings must not differ from one run to the next
     }
     if gpu:
         environment |= {k: v for k, v in os.environ.items() if k in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")}
+    environment |= variables or {}
     command = [sys.executable, *arguments]
-    scratch = None
+    scratch, rules = None, None
     if tier == "bubblewrap":
         settings = [word for name, value in environment.items() for word in ("--setenv", name, value)]
         bwrap = shutil.which("bwrap") or "bwrap"
-        confine = _confine(scratch_mib=scratch_mib, readonly=readonly, gpu=gpu)
+        confine = _confine(scratch_mib=scratch_mib, readonly=readonly, gpu=gpu, packages=packages)
+        if not forks and (program := threads_only()) is not None:
+            rules = os.memfd_create("seccomp")
+            os.pwrite(rules, program, 0)
+            confine += ["--seccomp", str(rules)]
         command = [bwrap, *confine, "--clearenv", *settings, "--", *command]
     else:
         scratch = Path(tempfile.mkdtemp(prefix="bilevel-"))
         environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
-    process = _SPAWNER.submit(
-        subprocess.Popen,
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=descriptors,
-        cwd=scratch,
-        env=environment,
-        start_new_session=True,
-    ).result()
-    # Set from outside: nothing then runs between fork and exec, which is unsafe where threads are.
-    resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+    try:
+        process = _SPAWNER.submit(
+            subprocess.Popen,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors if rules is None else [*descriptors, rules],
+            cwd=scratch,
+            env=environment,
+            start_new_session=True,
+        ).result()
+    finally:
+        if rules is not None:
+            os.close(rules)
+    # Set from outside: nothing then runs between fork and exec, which is unsafe where threads are. A bubblewrap that is
+    # installed setuid is not ours to limit.
+    with suppress(PermissionError, ProcessLookupError):
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
     return Confined(process, scratch)
 
 
-def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool) -> list[str]:
+def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool, packages: bool = True) -> list[str]:
     words = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox"]
     # First, since what is bound below may itself lie in /tmp.
     words += ["--size", str(scratch_mib * 2**20), "--tmpfs", "/tmp"]  # noqa: S108
@@ -167,10 +230,17 @@ def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool) -> list[s
         elif os.path.exists(folder):
             words += ["--ro-bind", folder, folder]
             bound.append(Path(folder))
-    for path in [*_interpreter(), *readonly]:
+    for path in _interpreter():
         if not any(path.is_relative_to(folder) for folder in bound):
             words += ["--ro-bind", str(path), str(path)]
             bound.append(path)
+    hidden = [path for path in _packages() if not packages and any(path.is_relative_to(folder) for folder in bound)]
+    for path in hidden:
+        words += ["--size", "65536", "--tmpfs", str(path)]
+    for path in readonly:
+        words += ["--ro-bind", str(path), str(path)]
+    for path in hidden:
+        words += ["--remount-ro", str(path)]
     words += ["--proc", "/proc", "--dev", "/dev"]
     if gpu:
         nodes = [Path("/dev") / name for name in _NVIDIA_DEVICES] + sorted(Path("/dev").glob("nvidia[0-9]*"))
@@ -184,3 +254,10 @@ def _interpreter() -> list[Path]:
     roots |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots |= {Path(sys.executable).resolve().parent, Path(sys.executable).parent}
     return sorted((root for root in roots if root.exists()), key=lambda path: len(path.parts))
+
+
+def _packages() -> list[Path]:
+    """The folders of installed packages, wherever this interpreter or the one that it was made from keeps them."""
+    roots = {Path(sys.prefix), Path(sys.base_prefix), Path("/usr"), Path("/usr/local")}
+    found = {folder.resolve() for root in roots for folder in root.glob("lib*/python3*/*-packages")}
+    return sorted(found | {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from inner.history import Constant, TaskView, Value, to_json
-from traces.errors import TaskError
+from traces.errors import EditError, TaskError
 
-Positive = Annotated[float, Field(gt=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 
 
@@ -31,8 +33,10 @@ class Metric(_Section):
     """The one number that decides.
 
     Attributes:
-        source: `scorer`, computed by us outside the experiment's process; `stdout` and `json` are *self-reported*:
-            `pattern` is a regular expression with one group (stdout), or a dotted path into the last line (json).
+        source: `scorer`, computed by us outside the experiment's process; `stdout` and `json` are *self-reported*, by
+            any program: see `inner/program.py`.
+        pattern: a regular expression with one group (stdout), or a dotted path into the last line that is a JSON
+            object (json); none for `scorer`.
     """
 
     name: str = "val_bpb"
@@ -44,8 +48,13 @@ class Metric(_Section):
     def _pattern_where_needed(self) -> Metric:
         if (self.pattern is None) != (self.source == "scorer"):
             raise ValueError(f'source = "{self.source}" {"needs a" if self.pattern is None else "takes no"} pattern')
-        if self.source == "stdout" and self.pattern is not None and re.compile(self.pattern).groups != 1:
-            raise ValueError(f"pattern {self.pattern!r} must have exactly one group")
+        if self.source == "stdout" and self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groups
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from None
+            if groups != 1:
+                raise ValueError(f"pattern {self.pattern!r} must have exactly one group")
         return self
 
 
@@ -80,7 +89,7 @@ class Data(_Section):
 
     source: str = "stdlib"
     vocab_size: Annotated[int, Field(ge=257, le=65536)] = 8192
-    context: Count = 2048
+    context: Annotated[int, Field(ge=2)] = 2048
 
 
 class Scoring(_Section):
@@ -101,8 +110,8 @@ class ConstantEntry(_Section):
     """One `[constants.NAME]` table."""
 
     kind: Literal["int", "float", "choice"]
-    low: float | None = None
-    high: float | None = None
+    low: Finite | None = None
+    high: Finite | None = None
     scale: Literal["log", "linear"] = "linear"
     choices: tuple[Any, ...] = ()
     power_of_two: bool = False
@@ -117,11 +126,21 @@ class ConstantEntry(_Section):
         if self.kind == "choice":
             if len(self.choices) < 2 or self.low is not None or self.high is not None:
                 raise ValueError("a choice has at least two choices and no bounds")
+            if not all(_is_value(choice) for choice in self.choices):
+                raise ValueError("a choice is a number, a string or a list of numbers")
         elif self.low is None or self.high is None or not self.low < self.high or self.choices:
             raise ValueError("a number has low < high and no choices")
         elif self.low < 0 and self.scale == "log":
             raise ValueError(f"a log scale cannot start at {self.low}")
+        elif self.kind == "int" and math.ceil(self.low) > math.floor(self.high):
+            raise ValueError(f"no whole number lies between {self.low} and {self.high}")
         return self
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(part, int | float) and math.isfinite(part) for part in value)
+    return isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -132,6 +151,7 @@ class Task:
         path: the file it was read from.
         surface: the text of the surface, the overrides applied: the baseline of every run.
         surface_name: file name of the surface.
+        scoring: `None` only where `metric.source` is not `scorer`.
     """
 
     path: Path
@@ -141,7 +161,7 @@ class Task:
     metric: Metric
     budget: Budget
     data: Data
-    scoring: Scoring
+    scoring: Scoring | None
     constants: dict[str, Constant]
 
     def view(self, experiments: int) -> TaskView:
@@ -155,7 +175,8 @@ class Task:
         """SHA-256 of everything that decides what an experiment of this task means."""
         parts = {
             "surface": self.surface,
-            **{key: getattr(self, key).model_dump() for key in ("metric", "budget", "data", "scoring")},
+            **{key: getattr(self, key).model_dump() for key in ("metric", "budget", "data")},
+            "scoring": None if self.scoring is None else self.scoring.model_dump(),
             "constants": {name: to_json(constant) for name, constant in self.constants.items()},
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -163,19 +184,26 @@ class Task:
 
 class _File(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-    surface: str
+    surface: Annotated[str, Field(pattern=r"\.py$")]
     metric: Metric = Metric()
     budget: Budget
     data: Data = Data()
-    scoring: Scoring
+    scoring: Scoring | None = None
     constants: dict[str, ConstantEntry]
     overrides: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _blocks(self) -> _File:
+        if (self.scoring is None) == (self.metric.source == "scorer"):
+            need = "needs a" if self.scoring is None else "takes no"
+            raise ValueError(f'metric.source = "{self.metric.source}" {need} [scoring] table')
+        if self.scoring is None:
+            return self
         block = self.scoring.rows * self.data.context
-        if self.scoring.tokens % block:
-            raise ValueError(f"scoring.tokens must be a multiple of scoring.rows * data.context = {block}")
+        if self.scoring.tokens % block or self.scoring.tokens < 2 * self.data.context:
+            # Two rows at least: the causal check replaces the end of one by text of another.
+            more = " of at least two rows" if self.scoring.rows == 1 else ""
+            raise ValueError(f"scoring.tokens must be a multiple{more} of scoring.rows * data.context = {block}")
         return self
 
 
@@ -197,9 +225,9 @@ def load_task(path: Path, **changes: Any) -> Task:
     except FileNotFoundError:
         raise TaskError(f"no task file {path}: give --task one, such as benchmarks/gpt/mini.toml") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{path} is not TOML: {error}") from None
+        raise TaskError(f"task file {path} cannot be read: {_why(error)}; give --task a TOML file") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TaskError(f"{path} is not TOML: {error}; mend it there") from None
     if isinstance(raw.get("budget"), dict):
         raw["budget"] |= {key: value for key, value in changes.items() if value is not None}
     try:
@@ -210,8 +238,8 @@ def load_task(path: Path, **changes: Any) -> Task:
     surface_path = path.parent / file.surface
     try:
         surface = surface_path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"surface {surface_path} cannot be read: {error} (named in {path})") from None
+    except (OSError, ValueError) as error:
+        raise TaskError(f"surface {surface_path} cannot be read: {_why(error)}; it is named in {path}") from None
     constants = {name: Constant(name=name, **entry.model_dump()) for name, entry in file.constants.items()}
     found = read_constants(surface, surface_path.name)
     for name in [*constants, *file.overrides]:
@@ -220,11 +248,15 @@ def load_task(path: Path, **changes: Any) -> Task:
     overrides: dict[str, Value] = {k: tuple(v) if isinstance(v, list) else v for k, v in file.overrides.items()}
     for name, value in (found | overrides).items():
         if name in constants and not constants[name].allows(value):
-            raise TaskError(f"{name} = {value!r} is outside its own space in {path}: widen [constants.{name}]")
+            raise TaskError(f"{name} = {value!r:.80} is outside its own space in {path}: widen [constants.{name}]")
+    try:
+        surface = apply_constants(surface, overrides, surface_path.name)
+    except EditError as error:
+        raise TaskError(f"{error} ([overrides] of {path})") from None
     return Task(
         path=path.resolve(),
         name=file.name,
-        surface=apply_constants(surface, overrides, surface_path.name),
+        surface=surface,
         surface_name=surface_path.name,
         metric=file.metric,
         budget=file.budget,
@@ -232,6 +264,12 @@ def load_task(path: Path, **changes: Any) -> Task:
         scoring=file.scoring,
         constants=constants,
     )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror}"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _first_error(error: ValidationError, path: Path) -> str:
@@ -244,5 +282,5 @@ def _first_error(error: ValidationError, path: Path) -> str:
         return f"{path} lacks the key {where}{rest}"
     if first["type"] == "extra_forbidden":
         return f"{path} has an unknown key {where}{rest}"
-    got = "" if isinstance(first["input"], dict | BaseModel) else f", got {first['input']!r}"
+    got = "" if isinstance(first["input"], dict | BaseModel) else f", got {first['input']!r:.80}"
     return f"{where or 'the task'}: {message[:1].lower()}{message[1:]}{got} ({path}){rest}"

@@ -2,7 +2,7 @@
 
 One worker runs one experiment. It is started before there is anything to run, and waits with torch imported. Everything
 that it says is a claim: the clock, the validation tokens and the score are the parent's. Only torch and the standard
-library are imported here, and `send` and `receive` need neither, so that the parent speaks with the same words.
+library are imported here, and the words of the conversation need no torch, so that the parent speaks with the same.
 
 The conversation, over one socket (worker's words on the left):
 
@@ -10,7 +10,7 @@ The conversation, over one socket (worker's words on the left):
                 <- build: the surface, what it is to build
     ready ->
                 <- data: a sealed read-only descriptor of the training tokens. The clock starts
-    point ->       (many) step, progress, loss, tokens
+    point ->       (many) step, progress, loss
     trained ->
                 <- score: descriptors of the tokens to be judged and of the room for the logits
     logits ->      (once a block)
@@ -29,31 +29,33 @@ from types import SimpleNamespace
 from typing import Any
 
 REPORTS_A_SECOND = 10
-_LARGEST = 16 * 2**20
+LENGTH = 4
+"""Bytes before a message that say how long it is."""
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
     """Sends one message, with file descriptors if any."""
     body = json.dumps(message).encode()
-    socket.send_fds(channel, [len(body).to_bytes(4, "little")], list(descriptors))
+    socket.send_fds(channel, [len(body).to_bytes(LENGTH, "little")], list(descriptors))
     channel.sendall(body)
 
 
-def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Waits for one message.
-
-    Raises:
-        EOFError: the other side has closed.
-        ValueError: what came is not a message.
-    """
-    head, descriptors, _, _ = socket.recv_fds(channel, 4, 2)
-    size = int.from_bytes(head + _exactly(channel, 4 - len(head)) if head else _exactly(channel, 4), "little")
-    if size > _LARGEST:
-        raise ValueError(f"a message of {size} bytes")
-    message = json.loads(_exactly(channel, size))
+def decode(body: bytes) -> dict[str, Any]:
+    """The message that was sent as `body`. Raises `ValueError` if it is none."""
+    try:
+        message = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError("a message that is not an object")
-    return message, descriptors
+    return message
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Waits for one message and what comes with it. Raises `EOFError` if the other side has closed."""
+    head, descriptors, _, _ = socket.recv_fds(channel, LENGTH, 2)
+    size = int.from_bytes(head + _exactly(channel, LENGTH - len(head)), "little")
+    return decode(_exactly(channel, size)), descriptors
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:
@@ -83,11 +85,11 @@ class Clock:
 
     def report(self, step: int, loss: float, tokens: int) -> None:
         """Records a point of the training curve: `loss` in nats a token, `tokens` trained on so far."""
-        self.steps, self.tokens = step, tokens
+        self.steps, self.tokens = int(step), int(tokens)
         now = time.monotonic()
         if now - self._last >= 1 / REPORTS_A_SECOND:
             self._last = now
-            point = {"step": step, "progress": self.progress(), "loss": float(loss), "tokens": tokens}
+            point = {"step": self.steps, "progress": self.progress(), "loss": float(loss)}
             send(self._channel, {"say": "point", **point})
 
 
@@ -101,13 +103,13 @@ def main() -> None:
         torch.cuda.current_device()  # makes the context now, outside every clock
     send(channel, {"say": "warm", "device": torch.cuda.get_device_name() if sys.argv[3] == "cuda" else "cpu"})
 
-    order, _ = receive(channel)
+    order, _ = _receive(channel)
     surface = _import(order["name"], order["surface"])
     spec = SimpleNamespace(**order["spec"])
     state = surface.build(spec)
     send(channel, {"say": "ready"})
 
-    order, (descriptor,) = receive(channel)
+    order, (descriptor,) = _receive(channel)
     # A private mapping: writable in memory, as torch wants it, and never written back.
     room = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     clock = Clock(channel, order["seconds"], order["clock"])
@@ -117,7 +119,7 @@ def main() -> None:
     memory = torch.cuda.max_memory_allocated() if spec.device == "cuda" else None
     send(channel, {"say": "trained", "steps": clock.steps, "tokens": clock.tokens, "device_memory": memory})
 
-    order, (asked, answer) = receive(channel)
+    order, (asked, answer) = _receive(channel)
     rows, context, vocabulary = order["rows"], order["context"], order["vocab_size"]
     questions = torch.frombuffer(mmap.mmap(asked, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE), dtype=torch.int32)
     answers = torch.frombuffer(mmap.mmap(answer, 0), dtype=torch.float32)[: rows * context * vocabulary]
@@ -129,7 +131,7 @@ def main() -> None:
             raise ValueError(f"logits must have shape {tuple(answers.shape)}, got {tuple(logits.shape)}")
         answers.copy_(logits.detach())
         send(channel, {"say": "logits"})
-        order, _ = receive(channel)
+        order, _ = _receive(channel)
 
 
 def _import(name: str, text: str) -> Any:
@@ -139,7 +141,7 @@ def _import(name: str, text: str) -> Any:
     path = os.path.join(os.getcwd(), name)
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write(text)
-    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), path)
+    spec = importlib.util.spec_from_file_location("surface", path)  # never the name of a module that there is
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
