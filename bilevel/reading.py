@@ -79,6 +79,8 @@ def diff(
         print(to_json({"run": run, "experiment": number, "diff": text}))
         return
     show.show(show.console_for(), show.diff(text))
+    if not text:
+        print(f"bilevel: experiment {number} of {run} has the surface as it was, unchanged", file=sys.stderr)
 
 
 def sql(

@@ -235,7 +235,8 @@ def test_log_as_json_is_the_whole_rows(here, lab):
 def test_diff_shows_what_an_experiment_changed(here, lab):
     shown = here("diff", 1, "--lab", lab).stdout.splitlines()
     assert shown[3:5] == ["-DEPTH = 4", f"+DEPTH = 6  # {TAMED}"]
-    assert here("diff", 0, "--lab", lab).stdout == ""
+    unchanged = here("diff", 0, "--lab", lab)
+    assert unchanged.stdout == "" and "unchanged" in unchanged.stderr
     assert HOSTILE in json.loads(here("diff", 1, "--run", "run-1.r1", "--json", "--lab", lab).stdout)["diff"]
 
 
