@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import select
 import shutil
 import signal
@@ -138,6 +137,8 @@ def _family(pid: int) -> Iterator[int]:
 # The kernel ties "dies with its parent" to the thread that started the child, so one thread that lives as long as this
 # process starts them all.
 _SPAWNER = ThreadPoolExecutor(1, "spawn")
+# By a shell, since nothing of ours may run between fork and exec where there are threads.
+_NO_CORE = ("/bin/sh", "-c", 'ulimit -c 0; exec "$0" "$@"')
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _DYING_MILLISECONDS = 5000
@@ -200,7 +201,7 @@ def spawn(
     try:
         process = _SPAWNER.submit(
             subprocess.Popen,
-            command,
+            [*_NO_CORE, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -212,10 +213,6 @@ def spawn(
     finally:
         if rules is not None:
             os.close(rules)
-    # Set from outside: nothing then runs between fork and exec, which is unsafe where threads are. A bubblewrap that is
-    # installed setuid is not ours to limit.
-    with suppress(PermissionError, ProcessLookupError):
-        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
     return Confined(process, scratch)
 
 
@@ -245,7 +242,8 @@ def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool, packages:
     if gpu:
         nodes = [Path("/dev") / name for name in _NVIDIA_DEVICES] + sorted(Path("/dev").glob("nvidia[0-9]*"))
         words += [word for node in nodes if node.exists() for word in ("--dev-bind", str(node), str(node))]
-    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
+    # /proc too: for root the kernel's settings lie in it, and a capability is not needed to write them.
+    return [*words, *(w for folder in ("/proc", "/dev", "/") for w in ("--remount-ro", folder)), "--chdir", "/tmp"]  # noqa: S108
 
 
 def _interpreter() -> list[Path]:
