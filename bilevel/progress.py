@@ -156,9 +156,11 @@ def describe(kind: str, data: Mapping[str, Any], tally: Tally) -> tuple[str, str
         listed = [findings] if isinstance(findings, str) else [str(finding) for finding in findings]
         return kind, one_line(f"{turn}: {'passed' if get('ok') else 'failed'}. {'; '.join(listed)}")
     if kind == "verdict":
-        compared = f"{get('calls_differing')} of {get('calls_compared')} decisions differ"
-        text = f"{turn}: gain {_with_interval(data)}, {get('pairs')} pairs, {compared}: {get('reason')}"
-        return str(get("decision") or kind), one_line(text)
+        grounds = ""
+        if get("pairs"):
+            compared = f"{get('calls_differing')} of {get('calls_compared')} decisions differ"
+            grounds = f"gain {_with_interval(data)}, {get('pairs')} pairs, {compared}: "
+        return str(get("decision") or kind), one_line(f"{turn}, {get('mechanism')}: {grounds}{get('reason')}")
     if kind == "confirmed":
         change = f"{number(get('baseline'))} → {number(get('best'))}"
         return kind, one_line(f"{get('split')}: gain {_with_interval(data)}, {get('n')} seeds, {change}")

@@ -16,6 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 
 from inner import edit
+from inner.checkpoint import drive
 from inner.history import (
     Change,
     CurvePoint,
@@ -83,13 +84,8 @@ def run_inner(bench: Bench, plan: Plan, checkpoints: BaseCheckpointSaver[Any]) -
         graph.add_edge("propose", "run")
         graph.add_edge("run", "decide")
         graph.add_conditional_edges("decide", loop.next_step, ["propose", END])
-        compiled = graph.compile(checkpointer=checkpoints)
-        config: Any = {"configurable": {"thread_id": plan.run}, "recursion_limit": 4 * plan.experiments + 10}
-        begun = compiled.get_state(config)
-        if not begun.values and plan.forked_at < plan.experiments:
-            compiled.invoke({"index": plan.forked_at}, config, durability="sync")
-        elif begun.next:
-            compiled.invoke(None, config, durability="sync")
+        if plan.forked_at < plan.experiments:
+            drive(graph, plan.run, {"index": plan.forked_at}, 4 * plan.experiments + 10, checkpoints)
         bench.close_run(plan.run)
         return loop.history
     finally:
@@ -343,11 +339,11 @@ class _InnerLoop:
         except StrategyError as error:
             self._put_call(step, index, error=str(error))
             raise
-        answer = _plain(made.answer)
+        answer = self._plain(made.answer)
         columns: dict[str, Any] = {"functions": made.functions, "seconds": made.seconds, "answer": answer}
         if self.shadow is not None:
             try:
-                other = _plain(call(self.shadow, Questions(*asking, overheard=questions)).answer)
+                other = self._plain(call(self.shadow, Questions(*asking, overheard=questions)).answer)
                 columns |= {"shadow": other, "differs": _decision(other) != _decision(answer)}
             except AskedOtherwise as otherwise:
                 columns |= {"shadow": {"asked": to_json(otherwise.request)}, "differs": True}
@@ -356,13 +352,15 @@ class _InnerLoop:
         self._put_call(step, index, **columns)
         return made.answer
 
+    def _plain(self, answer: Any) -> Any:
+        """An answer as data; a parent that is the best so far is the one that would have been taken anyway."""
+        if isinstance(answer, Proposal) and answer.parent == self.history.best.index:
+            answer = dataclasses.replace(answer, parent=None)
+        return to_json(answer) if isinstance(answer, Proposal) else answer
+
     def _put_call(self, step: str, index: int, **columns: Any) -> None:
         strategy = self.store.text(self.plan.strategy)
         self.store.put("strategy_call", run=self.plan.run, experiment=index, step=step, strategy=strategy, **columns)
-
-
-def _plain(answer: Any) -> Any:
-    return to_json(answer) if isinstance(answer, Proposal) else answer
 
 
 def _decision(answer: Any) -> str:

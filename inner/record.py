@@ -11,7 +11,7 @@ from typing import Any
 
 from inner.corpus import Corpus
 from inner.executor import Executor
-from inner.history import Experiment, History, experiment_from
+from inner.history import Experiment, History, experiment_from, to_json
 from inner.model import Model
 from inner.task import Task
 from inner.trial import Outcome
@@ -61,6 +61,8 @@ class Bench:
             study=self.study,
             status="running",
             task=self.task.name,
+            metric=self.task.metric.name,
+            direction=self.task.metric.direction,
             metric_source=self.task.metric.source,
             tier=self.executor.tier,
             repository=f"runs/{run}",
@@ -133,8 +135,8 @@ def history_of(store: Store | Reader, run: str, noise: float | None, direction: 
 
 def put_outcome(store: Store, run: str, index: int, outcome: Outcome) -> None:
     """Writes what an experiment gave: its row, its curve, and the checks that it failed."""
-    for point in outcome.curve:
-        store.put("curve", run=run, experiment=index, step=point.step, progress=point.progress, loss=point.loss)
+    points = {point.step: point for point in outcome.curve}.values()
+    store.put_many("curve", [{"run": run, "experiment": index} | to_json(point) for point in points])
     for ordinal, probe in enumerate(outcome.probes):
         if not probe.passed:
             store.put(

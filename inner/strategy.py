@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from inner.history import Ask, Experiment, History, Proposal, Request, TaskView
+from inner.history import Ask, Change, Experiment, History, Proposal, Request, TaskView
 
 
 class Strategy:
@@ -20,7 +20,8 @@ class Strategy:
 
     def propose(self, history: History, ask: Ask) -> Proposal:
         """The model's first idea, given all of the history."""
-        return ask(Request())[0]
+        ideas = ask(Request())
+        return ideas[0] if ideas else Proposal(Change(), "the model had no idea")
 
     def accept(self, history: History, candidate: Experiment) -> bool:
         """Keep what is better than the best so far."""

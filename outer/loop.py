@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypedDict
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 
+from inner.checkpoint import drive
+
 ATTEMPTS = 3
 """How often a researcher may mend a candidate that fails its check."""
 
@@ -96,10 +98,5 @@ def run_outer(subject: Subject, thread: str, iterations: int, checkpoints: BaseC
     graph.add_edge("trial", "compare")
     graph.add_conditional_edges("compare", after_turn, ["digest", END])
     graph.add_conditional_edges("refuse", after_turn, ["digest", END])
-    compiled = graph.compile(checkpointer=checkpoints)
-    config: Any = {"configurable": {"thread_id": thread}, "recursion_limit": 12 * iterations + 10}
-    begun = compiled.get_state(config)
-    if not begun.values and iterations > 0:
-        compiled.invoke({"index": 1, "attempt": 0}, config, durability="sync")
-    elif begun.next:
-        compiled.invoke(None, config, durability="sync")
+    if iterations > 0:
+        drive(graph, thread, {"index": 1, "attempt": 0}, 12 * iterations + 10, checkpoints)

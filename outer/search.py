@@ -63,14 +63,11 @@ class StrategySearch:
         self.bench, self.trials, self.researcher, self.checkpoints = bench, trials, researcher, checkpoints
         self.store, self.study, self.report = bench.store, bench.study, bench.report
         self.seed_strategy, self.first_run = self.store.text(seed_strategy), run
-        bench.open_run(f"{self.study}.strategies", kind="strategies", seed=trials.seed, experiments=0)
-        self.workspace = Workspace.create(
-            bench.repository(f"{self.study}.strategies"),
-            "strategy.py",
-            seed_strategy,
-            {},
-            bench.created(f"{self.study}.strategies"),
-        )
+        sources = f"{self.study}.strategies"
+        bench.open_run(sources, kind="strategies", seed=trials.seed, experiments=0)
+        folder = bench.repository(sources)
+        self.workspace = Workspace.create(folder, "strategy.py", seed_strategy, {}, bench.created(sources))
+        bench.close_run(sources)
 
     # The steps of the outer loop.
 
@@ -102,7 +99,7 @@ class StrategySearch:
         incumbent, run, at = self._state(index)
         digest = digest_of(self.store, run, self.bench.task.view(at))
         feedback = tuple(line for earlier in row["checks"] or [] for line in earlier["feedback"])
-        rng = random.Random(f"{self.trials.seed}:research:{index}:{attempt}")
+        rng = random.Random(f"{self.trials.seed}:research:{index}")
         draft = self.researcher.research(diagnose(digest), self._attempts(index), rng, feedback)
         number = 1 + (index - 1) * ATTEMPTS + attempt
         commit = self.workspace.commit(
@@ -228,7 +225,11 @@ class StrategySearch:
         return tuple(Attempt(tuple(row["mechanisms"]), row["decision"]) for row in rows)
 
     def _histories(self, row: dict[str, Any]) -> list[History]:
-        return [self._history(row["frozen_run"])]
+        """The study's histories that a candidate is rehearsed on: those of level 1 and the frozen one."""
+        rows = self.store.rows(
+            "SELECT id FROM run WHERE study = ? AND arm = 'level1' AND status = 'done' ORDER BY id", self.study
+        )
+        return [self._history(run) for run in dict.fromkeys([row["frozen_run"], *(found["id"] for found in rows)])]
 
     def _history(self, run: str) -> History:
         return history_of(self.store, run, self.bench.noise, self.bench.task.metric.direction)

@@ -17,7 +17,7 @@ from traces.store import Store, connect
 ROOT = Path(__file__).parent.parent.parent
 TOY = ROOT / "tests" / "tasks" / "toy.toml"
 MINI = ROOT / "benchmarks" / "gpt" / "mini.toml"
-SMALL = ["--task", TOY, "--seed", 5, "--slots", 2, "--repeats", 2, "--experiments", 5]
+SMALL = ["--task", TOY, "--seed", 5, "--slots", 2, "--repeats", 2, "--experiments", 8]
 EVOLVE = ["evolve", *SMALL, "--meta-iterations", 2, "--pairs", 2, "--trial-experiments", 2]
 RECORD = (
     "SELECT run, index, parent, status, change, score, hypothesis, seed, inherited, step "
@@ -105,7 +105,7 @@ def test_the_pictures_are_there(whole):
     assert pictures == ["evolve-1-gains.png", "evolve-1-running-best.png"]
 
 
-@pytest.mark.parametrize("decided", [2, 13, 21, 30])
+@pytest.mark.parametrize("decided", [2, 13, 27, 38])
 def test_kill_9_and_resume_end_where_an_undisturbed_study_ends(whole, tmp_path, decided):
     lab = tmp_path / "lab"
     process = begin(lab, *EVOLVE)
@@ -147,7 +147,7 @@ def test_a_finished_study_has_nothing_to_go_on_with(whole):
 
 def test_two_at_once_are_one_too_many_and_the_first_does_not_mind(tmp_path):
     lab = tmp_path / "lab"
-    first = begin(lab, "run", *SMALL)
+    first = begin(lab, "run", *SMALL, "--experiments", 60)
     next(line for line in first.stderr if " baseline " in line)
     _, error = finish(begin(lab, "run", *SMALL), expected=2)
     assert len(error.splitlines()) == 1 and str(first.pid) in error
