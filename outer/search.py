@@ -24,6 +24,7 @@ from outer.compare import Evidence, Pair, decide, difference, new_functions
 from outer.digest import diagnose, digest_of
 from outer.loop import ATTEMPTS
 from outer.researcher import Attempt, Researcher
+from traces.errors import StrategyError
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class StrategySearch:
         plans = [self._plan(index, row, pair, arm) for pair in range(self.trials.pairs) for arm in ARMS]
         self.report("pairs", {"index": index, "pairs": self.trials.pairs, "experiments": self.trials.experiments})
         with ThreadPoolExecutor(self.bench.executor.slots) as pool:
-            histories = list(pool.map(lambda plan: run_inner(self.bench, plan, self.checkpoints), plans))
+            histories = list(pool.map(self._run, plans))
         scores = self._confirm(index, plans, histories)
         for pair in range(self.trials.pairs):
             incumbent, candidate = plans[2 * pair], plans[2 * pair + 1]
@@ -246,7 +247,16 @@ class StrategySearch:
             shadow=self.store.get_text(row["incumbent"]) if arm == "candidate" else None,
         )
 
-    def _confirm(self, index: int, plans: list[Plan], histories: list[History]) -> dict[str, tuple[float, ...]]:
+    def _run(self, plan: Plan) -> History | None:
+        """One run of a pair, `None` if its strategy does not load."""
+        try:
+            return run_inner(self.bench, plan, self.checkpoints)
+        except StrategyError as error:
+            self.bench.close_run(plan.run, "failed")
+            self.report("note", {"text": f"{plan.run}: {error}"})
+            return None
+
+    def _confirm(self, index: int, plans: list[Plan], histories: list[History | None]) -> dict[str, tuple[float, ...]]:
         """The scores of each run's best on fresh seeds, the same for both runs of a pair.
 
         Where both runs of a pair end at the same surface it is measured once: there is nothing between them.
@@ -255,13 +265,18 @@ class StrategySearch:
         samples: dict[tuple[str, int], Sample] = {}
         wanted: dict[str, list[tuple[str, int]]] = {}
         for plan, history in zip(plans, histories, strict=True):
+            wanted[plan.run] = []
+            if history is None:
+                continue
             best = self.store.rows(
                 "SELECT surface FROM experiment WHERE run = ? AND index = ?", plan.run, history.best.index
             )[0]["surface"]
             seeds = [derive_seed(plan.seed, "fresh", i) for i in range(count)]
-            wanted[plan.run] = [(best, seed) for seed in seeds]
+            wanted[plan.run] += [(best, seed) for seed in seeds]
             for seed in seeds:
                 samples.setdefault((best, seed), Sample(f"best of {plan.run}", self.store.get_text(best), seed))
+        if not samples:
+            return {run: () for run in wanted}
         rows = measure(self.bench, f"{self.study}.m{index}.confirm", "confirm", list(samples.values()))
         scores = {key: row["score"] for key, row in zip(samples, rows, strict=True)}
         return {run: tuple(scores[key] for key in keys if scores[key] is not None) for run, keys in wanted.items()}
