@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 import traceback
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TextIO
@@ -41,7 +42,8 @@ class _Watch:
             self.seen.add(frame.f_code)
 
     def names(self) -> list[str]:
-        return sorted({code.co_qualname for code in self.seen if not code.co_name.startswith("<")})
+        functions = (code for code in self.seen if code.co_flags & CO_OPTIMIZED)  # not the body of a class
+        return sorted({code.co_qualname for code in functions if not code.co_name.startswith("<")})
 
 
 class Guest:

@@ -139,14 +139,16 @@ class Host:
         self._start()
         for length, experiment in self._observed:
             then = replace(history, experiments=history.experiments[:length])
-            self._order("observe", then, None, {"candidate": to_json(experiment)})
+            self._order("observe", then, length, None, {"candidate": to_json(experiment)})
 
     def _call(self, step: str, history: History, ask: Answerer | None = None, **arguments: Any) -> Call[Any]:
         if self._channel.fileno() < 0:
             self._restart(history)
-        return self._order(step, history, ask, arguments)
+        return self._order(step, history, len(history), ask, arguments)
 
-    def _order(self, step: str, history: History, ask: Answerer | None, arguments: dict[str, Any]) -> Call[Any]:
+    def _order(
+        self, step: str, history: History, length: int, ask: Answerer | None, arguments: dict[str, Any]
+    ) -> Call[Any]:
         known = 0
         for mine, theirs in zip(self._sent, history.experiments, strict=False):
             if mine is not theirs and mine != theirs:
@@ -154,7 +156,7 @@ class Host:
             known += 1
         order = {
             "step": step,
-            "seed": f"{self._seed}:{len(history)}:{step}",
+            "seed": f"{self._seed}:{length}:{step}",
             "from": known,
             "experiments": [to_json(e) for e in history.experiments[known:]],
             "noise": history.noise,
