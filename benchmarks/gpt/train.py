@@ -264,6 +264,29 @@ class Muon:
                 matrix.copy_(weight)
 
 
+class AdamW:
+    """AdamW (Loshchilov & Hutter, 2019) without decay, each parameter with a peak learning rate of its own.
+
+    Written out because making one of torch.optim imports torch's compiler, which takes a second that CPUs need not pay.
+    """
+
+    def __init__(self, rates: list[tuple[nn.Parameter, float]]) -> None:
+        self.rates = rates
+        self.moments = [(torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter, _ in rates]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """One step along the gradients at this share of the peak learning rates."""
+        self.steps += 1
+        first, second = (1 - beta**self.steps for beta in ADAM_BETAS)  # what the means have seen of their gradients
+        for (parameter, rate), (mean, square) in zip(self.rates, self.moments, strict=True):
+            gradient = cast(Tensor, parameter.grad)
+            mean.lerp_(gradient, 1 - ADAM_BETAS[0])
+            square.lerp_(gradient.square(), 1 - ADAM_BETAS[1])
+            parameter.addcdiv_(mean, (square / second).sqrt_().add_(1e-10), value=-rate * share / first)
+
+
 class Optimizer:
     """Muon for the matrices between the embeddings, AdamW for all the rest."""
 
@@ -279,15 +302,12 @@ class Optimizer:
             # Factors of a path: a change of one is felt in every layer after it.
             ([parameter for parameter in others if parameter.ndim != 2], SCALAR_LR / 100),
         ]
-        groups = [{"params": parameters, "peak": rate} for parameters, rate in rates]
-        self.adamw = torch.optim.AdamW(groups, betas=ADAM_BETAS, eps=1e-10, weight_decay=0.0, fused=True)
+        self.adamw = AdamW([(parameter, rate) for parameters, rate in rates for parameter in parameters])
         self.muon = Muon([parameter for parameter in others if parameter.ndim == 2])
 
     def step(self, share: float) -> None:
         """One step at this share of the peak learning rates."""
-        for group in self.adamw.param_groups:
-            group["lr"] = group["peak"] * share
-        self.adamw.step()
+        self.adamw.step(share)
         self.muon.step(MATRIX_LR * share)
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import math
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -275,8 +276,33 @@ def test_warming_up_leaves_no_trace(surface: Surface) -> None:
     cold = module.GPT(64, 32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(warm.model.parameters(), cold.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in warm.model.parameters())
-    assert not warm.optimizer.adamw.state
+    assert warm.optimizer.adamw.steps == 0
     assert all((momentum == 0).all() for _, momentum in warm.optimizer.muon.groups)
+
+
+@pytest.mark.parametrize("betas", [(0.8, 0.95), (0.9, 0.99)])
+def test_adamw_steps_as_that_of_torch(surface: Surface, betas: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(5, 7)) for _ in range(2))
+    optimizer = surface(ADAM_BETAS=betas).AdamW([(ours, 0.2)])
+    reference = torch.optim.AdamW([theirs], lr=0.1, betas=betas, eps=1e-10, weight_decay=0.0)
+    for _ in range(20):
+        ours.grad = torch.randn(5, 7)
+        theirs.grad = ours.grad.clone()
+        optimizer.step(0.5)
+        reference.step()
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_building_on_a_processor_does_not_wake_the_compiler(surface: Surface) -> None:
+    code = "import runpy, sys, types; m = types.SimpleNamespace(**runpy.run_path(sys.argv[1])); "
+    code += (
+        "m.build(types.SimpleNamespace(vocab_size=64, context=32, device='cpu', seed=0, budget_seconds=1.0, rows=2))"
+    )
+    code += "; assert 'torch._dynamo' not in sys.modules"
+    path = surface().__file__
+    assert path is not None
+    subprocess.run([sys.executable, "-c", code, path], check=True)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
