@@ -192,7 +192,7 @@ def demo(
     context: typer.Context,
     task: Task = MINI,
     meta_iterations: MetaIterations = 2,
-    experiments: Experiments = 10,
+    experiments: Experiments = 8,
     repeats: Repeats = 2,
     pairs: Pairs = 4,
     trial_experiments: TrialExperiments = 3,

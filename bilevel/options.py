@@ -32,10 +32,7 @@ Slots = Annotated[
     typer.Option("--slots", help="Experiments at a time.", show_default="one to a core or GPU"),
 ]
 Model = Annotated[
-    str,
-    typer.Option(
-        "--model", help="Language model: prior (a stand-in that needs no key), a name at the endpoint, or replay:RUN."
-    ),
+    str, typer.Option("--model", help="Who proposes changes: prior, a stand-in for a language model that needs no key.")
 ]
 Strategy = Annotated[
     str | None, typer.Option("--strategy", help="Strategy module to begin with.", show_default="the seed strategy")
