@@ -102,20 +102,38 @@ class Confined:
         return f"exit status {ended.si_status}"
 
     def usage(self) -> tuple[float, int]:
-        """Processor seconds so far, and resident bytes now, of the process and all that descend from it."""
+        """Processor seconds so far, and resident bytes now, of the process and all that descend from it.
+
+        What several of them share is counted for each: see `footprint`.
+        """
         seconds, resident = 0.0, 0
         for pid in _family(self.process.pid):
             try:
                 with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
                     fields = file.read().rpartition(")")[2].split()
-                with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-                    pages = int(file.read().split()[1])
+                resident += _resident(pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue
             # utime, stime, and the same of children that have ended and were waited for.
             seconds += sum(int(field) for field in fields[11:15]) / _TICKS
-            resident += pages * _PAGE
         return seconds, resident
+
+    def footprint(self) -> int:
+        """Bytes of memory, what is shared counted once. It takes milliseconds, so `usage` is asked first."""
+        total = 0
+        for pid in _family(self.process.pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                try:
+                    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                        total += sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+                except PermissionError:  # who hides what it shares is not spared it
+                    total += _resident(pid)
+        return total
+
+
+def _resident(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * _PAGE
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -220,15 +238,14 @@ def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool, packages:
     words = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox"]
     # First, since what is bound below may itself lie in /tmp.
     words += ["--size", str(scratch_mib * 2**20), "--tmpfs", "/tmp"]  # noqa: S108
-    bound = []
-    for folder in [*_SYSTEM, *(_NVIDIA_FOLDERS if gpu else ())]:
-        if os.path.islink(folder):
-            words += ["--symlink", os.readlink(folder), folder]
-        elif os.path.exists(folder):
-            words += ["--ro-bind", folder, folder]
-            bound.append(Path(folder))
-    for path in _interpreter():
-        if not any(path.is_relative_to(folder) for folder in bound):
+    bound: list[Path] = []
+    system = [Path(folder) for folder in (*_SYSTEM, *(_NVIDIA_FOLDERS if gpu else ()))]
+    for path in [*system, *_interpreter()]:
+        if not path.exists() or any(path.is_relative_to(folder) for folder in bound):
+            continue
+        if path in system and path.is_symlink():
+            words += ["--symlink", os.readlink(path), str(path)]
+        else:
             words += ["--ro-bind", str(path), str(path)]
             bound.append(path)
     hidden = [path for path in _packages() if not packages and any(path.is_relative_to(folder) for folder in bound)]
@@ -242,6 +259,8 @@ def _confine(*, scratch_mib: int, readonly: Iterable[Path], gpu: bool, packages:
     if gpu:
         nodes = [Path("/dev") / name for name in _NVIDIA_DEVICES] + sorted(Path("/dev").glob("nvidia[0-9]*"))
         words += [word for node in nodes if node.exists() for word in ("--dev-bind", str(node), str(node))]
+        # Compiling for a GPU takes a pool of processes, whose locks lie here.
+        words += ["--size", str(scratch_mib * 2**20), "--tmpfs", "/dev/shm"]  # noqa: S108
     # /proc too: for root the kernel's settings lie in it, and a capability is not needed to write them.
     return [*words, *(w for folder in ("/proc", "/dev", "/") for w in ("--remount-ro", folder)), "--chdir", "/tmp"]  # noqa: S108
 

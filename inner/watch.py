@@ -28,6 +28,7 @@ LOG_TAIL = 16 * 2**10
 _LONGEST = 2**16  # bytes of a message: points and single words
 _SEND_SECONDS = 30.0
 _EXIT_SECONDS = 2.0
+_WEIGHING_SECONDS = 0.5
 
 
 class Over(Exception):
@@ -59,7 +60,7 @@ class Watched:
         assert self._output is not None
         os.set_blocking(self._output.fileno(), False)
         self._log = bytearray()
-        self._looked = 0.0
+        self._looked = self._weighed = 0.0
 
     @property
     def printed(self) -> str:
@@ -93,15 +94,25 @@ class Watched:
         if now - self._looked >= TICK:
             self._looked = now
             seconds, memory = self.confined.usage()
-            self.peak_memory = max(self.peak_memory, memory)
             if memory > self._memory_gib * 2**30:
-                used = f"used {memory / 2**30:.2f} GiB of memory"
-                raise Over("crash", f"{used}, the limit is budget.memory_gib = {self._memory_gib:g}")
+                memory = self._weigh(now)
+            self.peak_memory = max(self.peak_memory, memory)
             if now > deadline:
                 raise Over("timeout", late)
             if check is not None:
                 check(seconds)
         return channel is not None and channel in ready
+
+    def _weigh(self, now: float) -> int:
+        """The memory of processes that seem to hold too much, 0 if that was looked at just now."""
+        if now < self._weighed + _WEIGHING_SECONDS:
+            return 0
+        self._weighed, memory = now, self.confined.footprint()
+        if memory > self._memory_gib * 2**30:
+            self.peak_memory = max(self.peak_memory, memory)
+            used = f"used {memory / 2**30:.2f} GiB of memory"
+            raise Over("crash", f"{used}, the limit is budget.memory_gib = {self._memory_gib:g}")
+        return memory
 
     def last_words(self) -> str:
         """How the process ended and the last line that it printed; only that line if it is Python's own."""

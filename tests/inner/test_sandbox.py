@@ -240,6 +240,25 @@ def test_a_descriptor_that_was_not_given_is_not_there(tmp_path):
         assert said(code, descriptors=[given.fileno()]) == [True, False]
 
 
+def test_with_a_gpu_a_pool_of_processes_can_be_made_and_its_memory_has_a_size():
+    """What compiling needs; the sandbox is that of a GPU task, the GPU itself need not be there."""
+    code = """
+import concurrent.futures, json
+if __name__ == "__main__":
+    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        found = list(pool.map(abs, [-1]))
+    try:
+        with open("/dev/shm/file", "wb", buffering=0) as file:
+            for _ in range(64): file.write(b"x" * 2**16)
+    except OSError as error:
+        found.append(error.errno)
+    print(json.dumps(found))
+"""
+    assert said(code, gpu=True, scratch_mib=2) == [1, 28]
+    written = ["open('/usr/x', 'w')", "open('/dev/x', 'w')", "open('/sys/x', 'w')"]
+    assert None not in tried(*written, gpu=True)
+
+
 @pytest.mark.parametrize("where", TIERS)
 def test_it_leaves_no_core_behind(where):
     assert said("import resource, json; print(json.dumps(resource.getrlimit(resource.RLIMIT_CORE)))", where) == [0, 0]
@@ -486,10 +505,10 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("where", TIERS)
-def test_the_memory_of_all_that_it_started_counts(where):
+def test_the_memory_of_all_that_it_started_counts_and_what_they_share_counts_once(where):
     code = """
 import os, time
-held = bytearray(100 * 2**20)
+held = b"x" * (100 * 2**20)
 if os.fork() == 0:
     more = b"x" * (50 * 2**20)
     print("done", flush=True)
@@ -498,7 +517,9 @@ time.sleep(600)
     with confined(code, where) as process:
         assert line_of(process) == "done"
         _, resident = process.usage()
-    assert 150 * 2**20 < resident < 500 * 2**20
+        footprint = process.footprint()
+    assert 250 * 2**20 < resident < 400 * 2**20
+    assert 150 * 2**20 < footprint < 230 * 2**20
 
 
 def test_processes_can_be_started_from_many_threads_at_once():

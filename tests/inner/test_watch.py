@@ -181,6 +181,22 @@ def test_memory_over_the_limit_ends_it():
     assert "GiB of memory, the limit is budget.memory_gib = 0.25" in end.detail
 
 
+def test_memory_that_is_shared_is_held_against_it_once():
+    code = """
+held = b"x" * (150 * 2**20)
+for _ in range(4):
+    if os.fork() == 0:
+        time.sleep(600)
+time.sleep(1.0)
+say(b"{}")
+time.sleep(600)
+"""
+    with talking(code, gib=0.3) as talker:
+        assert talker.listen(time.monotonic() + 60, "late") == {}
+        assert talker.confined.usage()[1] > 0.5 * 2**30
+        assert talker.peak_memory < 0.3 * 2**30
+
+
 def test_the_peak_of_memory_is_kept():
     code = "held = b'x' * (200 * 2**20)\nsay(b'{}')\nchannel.recv(1)\ndel held\nsay(b'{}')\nchannel.recv(1)"
     with talking(code) as talker:
