@@ -313,16 +313,32 @@ def test_a_model_that_always_says_the_same_is_legal(scorer, corpus):
     assert score.bits_per_byte == pytest.approx(reference(scorer, corpus, model), rel=1e-6)
 
 
-def test_the_array_of_the_answer_may_be_used_again(scorer):
-    model, answers = bigram(), np.empty((ROWS, CONTEXT, VOCAB), np.float32)
+def reusing(model):
+    """The same model, which gives all its answers in one array."""
+    answers = np.empty((ROWS, CONTEXT, VOCAB), np.float32)
 
-    def reusing(block):
+    def again(block):
         answers[:] = model(block)
         return answers
 
-    again = scorer.score(reusing)
-    assert again.bits_per_byte == scorer.score(model).bits_per_byte
+    return again
+
+
+def test_the_array_of_the_answer_may_be_used_again(scorer):
+    again = scorer.score(reusing(bigram()))
+    assert again.bits_per_byte == scorer.score(bigram()).bits_per_byte
     assert again.failed is None
+
+
+def test_an_array_that_is_used_again_hides_nothing(scorer):
+    assert not probe(scorer.score(reusing(peeking(PEEKS["everywhere"]))), "causal").passed
+    calls = []
+
+    def changing(block):
+        calls.append(1)
+        return bigram(seed=len(calls))(block)
+
+    assert not probe(scorer.score(reusing(changing)), "stateless").passed
 
 
 def test_what_is_judged_is_what_is_compared(corpus):
