@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from inner.history import Block, Change, Constant, Value
+from inner.syntax import parse
 from traces.errors import EditError, TaskError
 
 MAX_CHARACTERS = 1_000_000
@@ -136,7 +137,7 @@ class _NotPython(Exception):
 
 def _parse(text: str, name: str) -> ast.Module:
     try:
-        return ast.parse(text, name)
+        return parse(text, name)
     except SyntaxError as error:
         where = f"{name} line {error.lineno}" if error.lineno else name
         raise _NotPython(f"{where}: {error.msg}") from None

@@ -8,7 +8,6 @@ a strategy that does not cannot be better.
 
 from __future__ import annotations
 
-import ast
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from inner.history import Change, CurvePoint, History, Proposal, TaskView
 from inner.host import Call, Host
 from inner.sandbox import Tier
+from inner.syntax import parse
 from outer import gate
 from outer.rehearsal import Rehearsal, only_failures
 from traces.errors import StrategyError
@@ -102,7 +102,7 @@ def read(source: str) -> list[Finding]:
     """The clauses that the source itself shows; the others only if it is Python."""
     if (why := gate.parses(source)) is not None:
         return [Finding("parses", False, why)]
-    tree = ast.parse(source)
+    tree = parse(source)
     findings = [Finding("parses", True)]
     for name, look in (("imports", gate.imports), ("names", gate.names), ("interface", gate.interface)):
         faults = list(look(tree))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from inner.syntax import parse
 from outer.check import Check
 from traces.stats import detectable, paired
 
@@ -203,7 +204,7 @@ def new_functions(incumbent: str, candidate: str) -> frozenset[str]:
 
 def _bare(source: str) -> ast.Module:
     """The tree of a source without the docstrings of its functions."""
-    tree = ast.parse(source)
+    tree = parse(source)
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

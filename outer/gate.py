@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Iterator
 from types import ModuleType
 
+from inner.syntax import parse
+
 MODULES = frozenset(
     "__future__ collections collections.abc dataclasses inner.history itertools math random statistics typing".split()
 )
@@ -38,7 +40,7 @@ def parses(source: str) -> str | None:
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return f"it cannot be read: {type(error).__name__}: {error}"
     # Whatever walks the tree later may do so by recursion.
-    level: list[ast.AST] = [ast.parse(source)]
+    level: list[ast.AST] = [parse(source)]
     for _ in range(DEEPEST):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
     return f"it is nested deeper than {DEEPEST} levels: take it apart" if level else None

@@ -270,7 +270,7 @@ class AdamW:
     Written out because making one of torch.optim imports torch's compiler, which takes a second that CPUs need not pay.
     """
 
-    def __init__(self, rates: list[tuple[nn.Parameter, float]]) -> None:
+    def __init__(self, rates: list[tuple[Tensor, float]]) -> None:
         self.rates = rates
         self.moments = [(torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter, _ in rates]
         self.steps = 0
@@ -295,7 +295,7 @@ class Optimizer:
         apart = {id(parameter) for parameter in [*embeddings, model.unembedding.weight, model.x0]}
         others = [parameter for parameter in model.parameters() if id(parameter) not in apart]
         scale = math.sqrt(768 / model.embedding.embedding_dim)
-        rates = [
+        rates: list[tuple[list[Tensor], float]] = [
             (embeddings, EMBEDDING_LR * scale),
             ([model.unembedding.weight], UNEMBEDDING_LR * scale),
             ([model.x0], SCALAR_LR),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from inner.syntax import parse
 from outer.catalogue.mechanism import Mechanism, conflict, mechanism
 
 WIDTH = 120
@@ -63,12 +64,12 @@ def _read(module: str) -> str:
 def _definitions(module: str) -> dict[str, str]:
     """The classes and functions of a module of this folder, by name, as they are written."""
     source = _read(module)
-    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    nodes = [node for node in parse(source).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return {node.name: ast.get_source_segment(source, node) or "" for node in nodes}
 
 
 def _used(source: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parse(source)) if isinstance(node, ast.Name)}
 
 
 def _shared(source: str) -> list[str]:
@@ -84,7 +85,7 @@ def _imports(body: str, sources: Iterable[str]) -> str:
     """The import lines that a body needs, out of those of the sources it was taken from, sorted as ruff sorts them."""
     used = _used(body)
     modules: dict[str, set[str]] = {}
-    for node in (node for source in sources for node in ast.parse(source).body):
+    for node in (node for source in sources for node in parse(source).body):
         if isinstance(node, ast.Import):
             modules |= {alias.name: set() for alias in node.names if alias.name in used}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith(("outer", "__future__")):
@@ -112,7 +113,7 @@ def _strategy(classes: dict[Mechanism, str]) -> str:
     """The class `Strategy`, which calls each mechanism where it has a method to be called."""
     methods: dict[str, dict[str, ast.FunctionDef]] = {}
     for entry, source in classes.items():
-        nodes = ast.walk(ast.parse(source))
+        nodes = ast.walk(parse(source))
         methods[entry.name] = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
     def having(method: str) -> list[str]:

@@ -21,7 +21,10 @@ from traces.store import Store
 
 TOY = Path(__file__).parent.parent / "tasks" / "toy.toml"
 SEED = Path(inner.strategy.__file__).read_text()
-COLUMNS = "index, parent, status, change, constants, moves, score, hypothesis, commit, diff, surface, step, detail, significant"
+COLUMNS = (
+    "index, parent, status, change, constants, moves, score, hypothesis, commit, diff, surface, step, detail, "
+    "significant"
+)
 
 
 def strategy(propose="return ask(Request())[0]", accept="return candidate.score < history.best.score", more=""):
