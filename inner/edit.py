@@ -11,6 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from inner.history import Block, Change, Constant, Value
 from inner.syntax import parse
@@ -135,6 +136,7 @@ class _NotPython(Exception):
     """Text that does not parse; the message names the file and the line."""
 
 
+@lru_cache(maxsize=32)  # of one experiment, the same two surfaces are read several times; trees are only read
 def _parse(text: str, name: str) -> ast.Module:
     try:
         return parse(text, name)
@@ -147,6 +149,7 @@ def _parse(text: str, name: str) -> ast.Module:
         raise _NotPython(f"{name} is nested too deeply for Python") from None
 
 
+@lru_cache(maxsize=32)
 def _constants(tree: ast.Module) -> dict[str, tuple[ast.expr, Value]]:
     bound: dict[str, int] = {}
     for name in _bindings(tree):

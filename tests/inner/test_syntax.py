@@ -26,10 +26,10 @@ def test_threads_may_parse_at_once():
     failed = []
 
     def work():
-        for _ in range(30):
+        for turn in range(30):
             Knot()
             try:
-                inner.edit.read_constants(SURFACE)
+                inner.edit.read_constants(f"{SURFACE}\n# {turn}")
             except SystemError as error:
                 failed.append(error)
 
