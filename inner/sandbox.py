@@ -70,7 +70,7 @@ class Confined:
             os.kill(self.process.pid, signal.SIGSTOP)
             family = []
             for pid in _family(self.process.pid):
-                with suppress(ProcessLookupError):
+                with suppress(OSError):  # it has ended, or the kernel is too old for this
                     family.append(os.pidfd_open(pid))
             # Descendants first: bubblewrap's own init takes its whole process table along, and is gone when that is.
             for descriptor in reversed(family):
