@@ -195,7 +195,7 @@ def demo(
     experiments: Experiments = 8,
     repeats: Repeats = 2,
     pairs: Pairs = 4,
-    trial_experiments: TrialExperiments = 3,
+    trial_experiments: TrialExperiments = 2,
     fresh_seeds: FreshSeeds = 1,
     seed: Seed = USUAL.seed,
     seconds: Seconds = None,
