@@ -323,7 +323,7 @@ def test_a_module_that_does_not_load_is_said_so(source, words):
     with pytest.raises(StrategyError) as caught:
         Host(source, TASK, 0, tier(), 2.0)
     assert words in str(caught.value)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_what_answers_a_question_may_raise_and_is_not_taken_for_the_strategys_fault():
@@ -403,4 +403,4 @@ def test_closing_leaves_nothing_behind():
                     host.propose(history(1), silent)
         host.close()
         assert host._confined.process.returncode is not None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -437,7 +437,7 @@ def test_no_descriptor_and_no_folder_is_left_behind():
         with confined("pass", where, forks=False) as process:
             process.process.stdout.read()
         assert process.scratch is None or not process.scratch.exists()
-        assert before is None or open_now() == before
+        assert before is None or open_now() <= before
         before = open_now()
 
 

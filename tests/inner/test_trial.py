@@ -123,7 +123,7 @@ def nothing_is_left_behind(request):
         scorer_of(bench.job(), split)
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # An experiment that does as it should.

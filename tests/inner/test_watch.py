@@ -233,8 +233,8 @@ time.sleep(600)
         inside = len(os.listdir("/proc/self/fd"))
         for _ in range(50):
             assert talker.listen(time.monotonic() + 60, "late") == {}
-        assert len(os.listdir("/proc/self/fd")) == inside
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= inside
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_asking_who_is_gone_is_the_end_of_it():
