@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -111,6 +112,7 @@ class _InnerLoop:
             model_is_stand_in=bench.model.stand_in,
         )
         self.workspace = self._workspace()
+        self._surfaces: dict[int, str] = {}  # by experiment, as they are needed
         self.history = history_of(self.store, plan.run, bench.noise, bench.task.metric.direction)
         view = bench.task.view(plan.experiments)
         seed = f"{plan.seed}"
@@ -179,7 +181,11 @@ class _InnerLoop:
         self.bench.report("training", {"run": self.plan.run, "index": index})
         surface = self.store.get_text(row["surface"])
         job = Job(self.bench.task, self.bench.corpus, surface, row["seed"])
-        outcome = self.bench.executor.run(job, self._prune(index) if self.host.prunes and index else None)
+        # What was decided before is published while this one trains: readers need not wait, and neither does the loop.
+        with ThreadPoolExecutor(1) as aside:
+            published = aside.submit(self.store.publish)
+            outcome = self.bench.executor.run(job, self._prune(index) if self.host.prunes and index else None)
+            published.result()
         put_outcome(self.store, self.plan.run, index, outcome)
         return state
 
@@ -196,7 +202,6 @@ class _InnerLoop:
             experiment = experiment_of(decided)
             self.history = dataclasses.replace(self.history, experiments=(*self.history.experiments, experiment))
             self._observe(experiment, record=True)
-            self.store.publish()
             scores = {"baseline": self.history.baseline.score, "best": self.history.best.score}
             self.bench.report("decided", scores | decided)
         return {"index": index + 1}
@@ -276,11 +281,12 @@ class _InnerLoop:
             "change": to_json(proposal.change),
             "constants": constants,
             "moves": [to_json(move) for move in moves],
-            "surface": self.store.text(surface),
-            "diff": self.store.text(edit.diff(before, surface, self.name)),
             "proposed": now(),
         }
-        self.store.put("experiment", run=self.plan.run, index=index, **(row | columns))
+        with self.store.transaction():
+            row["surface"] = self.store.text(surface)
+            row["diff"] = self.store.text(edit.diff(before, surface, self.name))
+            self.store.put("experiment", run=self.plan.run, index=index, **(row | columns))
 
     def _row(self, index: int) -> dict[str, Any]:
         row = row_of(self.store, self.plan.run, index)
@@ -288,7 +294,9 @@ class _InnerLoop:
         return row
 
     def _surface(self, experiment: Experiment) -> str:
-        return self.store.get_text(self._row(experiment.index)["surface"])
+        if experiment.index not in self._surfaces:
+            self._surfaces[experiment.index] = self.store.get_text(self._row(experiment.index)["surface"])
+        return self._surfaces[experiment.index]
 
     def _observe(self, experiment: Experiment, record: bool) -> None:
         """Tells the strategies of a decided experiment, with the history up to it."""

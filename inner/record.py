@@ -135,38 +135,39 @@ def history_of(store: Store | Reader, run: str, noise: float | None, direction: 
 
 def put_outcome(store: Store, run: str, index: int, outcome: Outcome) -> None:
     """Writes what an experiment gave: its row, its curve, and the checks that it failed."""
-    points = {point.step: point for point in outcome.curve}.values()
-    store.put_many("curve", [{"run": run, "experiment": index} | to_json(point) for point in points])
-    for ordinal, probe in enumerate(outcome.probes):
-        if not probe.passed:
-            store.put(
-                "integrity_event",
-                run=run,
-                experiment=index,
-                ordinal=ordinal,
-                what=probe.what,
-                measured=probe.measured,
-                tolerance=probe.tolerance,
-                detail=outcome.detail,
-            )
-    store.put(
-        "experiment",
-        run=run,
-        index=index,
-        step="measured",
-        status=None if outcome.status == "scored" else outcome.status,
-        score=outcome.score,
-        sealed_score=outcome.sealed_score,
-        detail=outcome.detail or None,
-        log=store.text(outcome.log) if outcome.log else None,
-        train_seconds=outcome.train_seconds,
-        startup_seconds=outcome.startup_seconds,
-        score_seconds=outcome.score_seconds,
-        wall_seconds=outcome.wall_seconds,
-        training_wall_seconds=outcome.training_wall_seconds,
-        steps=outcome.steps,
-        tokens=outcome.tokens,
-        peak_memory=outcome.peak_memory,
-        device=outcome.device,
-        finished=now(),
-    )
+    with store.transaction():
+        points = {point.step: point for point in outcome.curve}.values()
+        store.put_many("curve", [{"run": run, "experiment": index} | to_json(point) for point in points])
+        for ordinal, probe in enumerate(outcome.probes):
+            if not probe.passed:
+                store.put(
+                    "integrity_event",
+                    run=run,
+                    experiment=index,
+                    ordinal=ordinal,
+                    what=probe.what,
+                    measured=probe.measured,
+                    tolerance=probe.tolerance,
+                    detail=outcome.detail,
+                )
+        store.put(
+            "experiment",
+            run=run,
+            index=index,
+            step="measured",
+            status=None if outcome.status == "scored" else outcome.status,
+            score=outcome.score,
+            sealed_score=outcome.sealed_score,
+            detail=outcome.detail or None,
+            log=store.text(outcome.log) if outcome.log else None,
+            train_seconds=outcome.train_seconds,
+            startup_seconds=outcome.startup_seconds,
+            score_seconds=outcome.score_seconds,
+            wall_seconds=outcome.wall_seconds,
+            training_wall_seconds=outcome.training_wall_seconds,
+            steps=outcome.steps,
+            tokens=outcome.tokens,
+            peak_memory=outcome.peak_memory,
+            device=outcome.device,
+            finished=now(),
+        )
