@@ -66,7 +66,7 @@ class Verdict:
         confidence: of the interval. A candidate that is no better is adopted in (1 - confidence) / 2 of all trials.
         pairs: how many could be used.
         detectable: the smallest true gain that this many pairs, scattered as these are, would have shown four times
-            out of five; `None` with fewer than two.
+            out of five; `None` with fewer than two, and where they do not scatter.
         compared: decisions compared with the incumbent's.
         differing: how many of them differ.
         idle: new functions that never ran, sorted.
@@ -124,7 +124,8 @@ def decide(
     if len(differences) >= 2:
         interval = paired(differences, confidence)
         low, high = interval.low, interval.high
-        smallest = detectable(statistics.stdev(differences), len(differences), confidence)
+        if (scatter := statistics.stdev(differences)) > 0:  # without any, nothing is known of what could be seen
+            smallest = detectable(scatter, len(differences), confidence)
     decision, reason = _decide(pairs, differences, low, high, evidence, check)
     return Verdict(
         decision=decision,
